@@ -38,7 +38,8 @@ DTYPE = torch.bfloat16
 # (sequences, KV tokens) -> the target, as a share of a large copy's bandwidth
 DECODES: dict[tuple[int, int], float | None] = {(256, 1024): 0.88, (1, 32768): 0.55, (64, 1024): None, (16, 8192): None}
 DECODE_PAGES = (64, 256)
-# (sequences, KV tokens, window): the time beside that of a context as long as the window; one window begins in a block
+# (sequences, KV tokens, window): the time compared with that of a context as long as the window; one window begins in a
+# block
 WINDOWS = ((16, 32768, 4096), (1, 32500, 4096))
 WINDOW_TARGET = 1.1
 PREFILLS = ((16, 1024), (4, 4096), (1, 16384))
@@ -155,11 +156,11 @@ def _windowed_decode(
     build = partial(Batch.random, sequences, 1, page=DECODE_PAGES[0], device=device, seed=sequences)
     batch, short = build(tokens=tokens, variant=AttentionVariant(SCALE, window)), build(tokens=window)
     batch.check(case, run_poisoned(lambda: [batch.attend()])[0])
-    beside = f"context {window}"
-    seconds = timer({"ours": batch.attend, beside: short.attend})
+    other = f"context {window}"
+    seconds = timer({"ours": batch.attend, other: short.attend})
     work = 2 * sequences * window * KV_HEADS * HEAD_DIM * DTYPE.itemsize
     return [
-        Timing("decode attention, window", case, seconds["ours"], beside, seconds[beside], "time", WINDOW_TARGET, work,
+        Timing("decode attention, window", case, seconds["ours"], other, seconds[other], "time", WINDOW_TARGET, work,
                "TB/s")
     ]  # fmt: skip
 

@@ -1,4 +1,5 @@
-"""`native` decode of sequences on one prefix: what they share read once, beside the same decode that reads it for each.
+"""`native` decode of sequences on one prefix: their shared blocks read once, compared with the same decode that reads
+them for each.
 
     S sequences, Hq/Hkv heads, D head_dim. Heads and dtype are those of `benchmarks.attention`.
 
@@ -81,8 +82,8 @@ def _compare(case: Case, timer: Timer, device: torch.device) -> list[Line]:
     once.check(str(case), output)
     if not torch.equal(output.view(torch.uint8), each.attend().view(torch.uint8)):
         raise WrongResult(f"{case}: reading once gives other bytes than reading for each sequence")
-    beside = "read for each"
-    seconds = timer({"ours": once.attend, beside: each.attend})
+    reference = "read for each"
+    seconds = timer({"ours": once.attend, reference: each.attend})
     tokens = case.families * case.shared + case.sequences * case.own
     work = 2 * tokens * KV_HEADS * HEAD_DIM * DTYPE.itemsize
-    return [Timing(WHAT, str(case), seconds["ours"], beside, seconds[beside], "time", case.target, work, "TB/s")]
+    return [Timing(WHAT, str(case), seconds["ours"], reference, seconds[reference], "time", case.target, work, "TB/s")]

@@ -1,9 +1,10 @@
-"""Products of tokens with their experts, beside torch's grouped product and beside a copy of the bytes they must read.
+"""Products of tokens with their experts, compared with torch's grouped product and with a copy of the bytes they must
+read.
 
     T tokens, E experts, k of each token, P = T k pairs, K input features, N output features.
 
 The choice is random and even. A decode step's rows are checked byte by byte against dense products of each expert's
-rows, a prefill's likewise; what sorts the pairs and what chooses the experts is timed beside.
+rows, a prefill's likewise; sorting the pairs and choosing the experts is timed separately.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ def _grouped_mm(x: Tensor, weight: Tensor, ids: Tensor, groups: Groups) -> Calla
 def _choice(
     case: str, tokens: int, hidden: int, router: Router, dtype: torch.dtype, device: torch.device, timer: Timer
 ) -> list[Line]:
-    """Routing, the sort and the weighted sum, which a layer has beside its products, and a copy of the last one's
-    bytes."""
+    """Routing, the sort and the weighted sum, which a layer has in addition to its products, and a copy of the last
+    one's bytes."""
     logits = torch.randn(tokens, router.experts, device=device, dtype=dtype)
     rows = torch.randn(tokens, router.chosen, hidden, device=device, dtype=dtype)
     height = expert_matmul.height(dtype, tokens * router.chosen, router.experts)
@@ -136,5 +137,5 @@ def _choice(
 
     moved = (rows.numel() + tokens * hidden) * rows.itemsize
     seconds = timer({"ours": run, **copies_of(moved, device)})
-    beside = "copy of the sum's bytes"
-    return [Timing("experts' choice", case, seconds["ours"], beside, quickest_copy(seconds), work=moved, unit="TB/s")]
+    other = "copy of the sum's bytes"
+    return [Timing("experts' choice", case, seconds["ours"], other, quickest_copy(seconds), work=moved, unit="TB/s")]

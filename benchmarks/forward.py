@@ -1,4 +1,4 @@
-"""A whole forward step of Qwen3-0.6B's and 8B's shapes, `native` beside `fast`, with one set of random weights.
+"""A full forward step of Qwen3-0.6B's and 8B's shapes, `native` compared with `fast`, with one set of random weights.
 
     T tokens in the step, S sequences, n wanted rows (a decode's every row, a prefill's last), V vocabulary.
 
@@ -146,8 +146,8 @@ def measure(device: torch.device, explanations: dict[str, Any], models: Mapping[
 
     Profiles come last, of models made anew, because a profiler that was used once makes every later launch slower.
     """
-    for case, steps, beside in _cases(device, models):
-        yield from guarded("forward step", case, partial(_compare, case, steps, beside))
+    for case, steps, reference in _cases(device, models):
+        yield from guarded("forward step", case, partial(_compare, case, steps, reference))
         steps.clear()
     for case, steps, _ in _cases(device, models):
         layers = steps["native"].mode.spec.num_layers
@@ -177,7 +177,7 @@ def _cases(device: torch.device, models: Mapping[str, ModelSpec]) -> Iterator[tu
         free_memory()
 
 
-def _compare(case: str, steps: Mapping[str, Step], beside: str) -> list[Line]:
+def _compare(case: str, steps: Mapping[str, Step], reference: str) -> list[Line]:
     error = check_agree(steps["native"].logits(), steps["fast"].logits())
     graphs = {name: captured(step) for name, step in steps.items()}
     problems = [f"{name} cannot be captured: {graph}" for name, graph in graphs.items() if isinstance(graph, str)]
@@ -187,16 +187,16 @@ def _compare(case: str, steps: Mapping[str, Step], beside: str) -> list[Line]:
     else:
         replays = {name: graph for name, graph in graphs.items() if not isinstance(graph, str)}
         seconds = compare_gpu_seconds(replays, budget_s=0.5, repeats=(5, 20))
-        lines.append(_line("forward step, GPU time", case, seconds, beside, error))
+        lines.append(_line("forward step, GPU time", case, seconds, reference, error))
         replays.clear()
     graphs.clear()  # This frees the graphs' memory.
-    lines.append(_line("forward step, eager", case, wall_seconds(steps), beside, error))
+    lines.append(_line("forward step, eager", case, wall_seconds(steps), reference, error))
     return lines
 
 
-def _line(what: str, case: str, seconds: Mapping[str, float], beside: str, error: float) -> Timing:
+def _line(what: str, case: str, seconds: Mapping[str, float], reference: str, error: float) -> Timing:
     details = {"logits, native to fast": error}
-    return Timing(what, case, seconds["native"], beside, seconds["fast"], "time", TARGET, details=details)
+    return Timing(what, case, seconds["native"], reference, seconds["fast"], "time", TARGET, details=details)
 
 
 def check_agree(ours: Tensor, theirs: Tensor) -> float:

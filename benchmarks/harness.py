@@ -1,4 +1,4 @@
-"""`python -m benchmarks harness`: how long a whole run takes, beside its engine's own time.
+"""`python -m benchmarks harness`: the time of a full run, compared with its engine's time.
 
 Two processes are timed by turns. One is the run: `python -m evalengine SETTINGS`, from its start to its end: settings,
 rows, prompts, the engine, records, results, digest, page. The other is the engine alone: a process that imports the
@@ -86,5 +86,5 @@ def _write(requests: int, rounds: Sequence[Mapping[str, Any]], about: Mapping[st
         f"{len(rounds)}; the engine alone reads the run's requests as token ids from a file."
     )
     content = {"environment": about, "requests": requests, "rounds": list(rounds)}
-    title = f"A whole run beside its engine, on {where}"
+    title = f"A full run and its engine, on {where}"
     write_page(folder, f"harness-{slug(where)}", content, title, method, _table(requests, rounds))

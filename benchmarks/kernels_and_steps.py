@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: every figure beside its comparison, measured in one run, and written down."""
+"""`python -m benchmarks`: every figure with its comparison, measured in one run, and written down."""
 
 from __future__ import annotations
 

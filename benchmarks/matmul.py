@@ -1,4 +1,4 @@
-"""Linear layers' products beside cuBLAS (default settings) and beside the one tile of the published libraries.
+"""Linear layers' products, compared with cuBLAS (default settings) and with the one tile of the published libraries.
 
     M rows (tokens), K input features, N output features.
 

@@ -138,8 +138,8 @@ def _with_stages(rows: int, columns: int, several: bool) -> MatmulSchedule:
     s = MatmulSchedule(TMA, rows, columns, block_k, warps, persistent=several)
     main, rest = s.columns
     subtiles = 4 if main >= 256 and rows >= 128 else 2  # 128 x 288: 29.7 us with four, 32.3 with two
-    # Shared memory beside the stages: the tile that is stored while the next one is loaded, or (seen with float32
-    # outputs) kept apart.
-    beside = rows * (main // subtiles + rest) * 2 if several else rows * rest * 4
-    stages = min(6, ((220 << 10) - beside) // ((rows + columns) * block_k * 2))
+    # Shared memory in addition to the stages: the tile that is stored while the next one is loaded, or (seen with
+    # float32 outputs) stored separately.
+    extra = rows * (main // subtiles + rest) * 2 if several else rows * rest * 4
+    stages = min(6, ((220 << 10) - extra) // ((rows + columns) * block_k * 2))
     return replace(s, num_stages=stages, subtiles=subtiles)

@@ -1,4 +1,4 @@
-"""One product on one shape: its operands, the products that it is timed beside, and the result.
+"""One product on one shape: its operands, the products that it is compared with, and the result.
 
     M rows (tokens), K input features, N output features.
 
@@ -110,9 +110,9 @@ def poisoned(run: Callable[[], Tensor], like: Tensor) -> Tensor:
 
 
 def point_of(
-    shape: Shape, m: int, schedule: str, seconds: float, beside: Mapping[str, float], *differing: str
+    shape: Shape, m: int, schedule: str, seconds: float, reference: Mapping[str, float], *differing: str
 ) -> Point:
     dtype = str(shape.out_dtype).removeprefix("torch.")
-    cublas_seconds, fixed_seconds, floor = beside["cublas"], beside["fixed"], floor_seconds(shape, m)
+    cublas_seconds, fixed_seconds, floor = reference["cublas"], reference["fixed"], floor_seconds(shape, m)
     names = (shape.names, shape.n, shape.k, m, dtype, schedule)
     return Point(*names, seconds, cublas_seconds, fixed_seconds, floor, differing)

@@ -88,7 +88,7 @@ def tune_shape(device: torch.device, shape: Shape) -> list[Point]:
 
 
 def tune_point(shape: Shape, x: Tensor, weight: Tensor) -> Point:
-    """Times all candidates roughly, then the best few again beside cuBLAS and the fixed tile."""
+    """Times all candidates roughly, then the best few again with cuBLAS and the fixed tile."""
     m, out_dtype = len(x), shape.out_dtype
 
     def product(schedule: MatmulSchedule) -> Tensor:
@@ -111,8 +111,11 @@ def tune_point(shape: Shape, x: Tensor, weight: Tensor) -> Point:
     pointers = [s for s in ranked if s.form == "pointer" and m <= FEW_ROWS]
     best = dict.fromkeys([*ranked[:FINALISTS], *pointers[:1]])
     runs: dict[str, Callable[[], Tensor]] = {str(s): partial(product, s) for s in best}
-    beside: dict[str, Callable[[], Tensor]] = {"cublas": cublas(x, weight, out_dtype), "fixed": partial(product, FIXED)}
-    final = compare_gpu_seconds({**runs, **beside}, 0.012, (7, 60))
+    others: dict[str, Callable[[], Tensor]] = {
+        "cublas": cublas(x, weight, out_dtype),
+        "fixed": partial(product, FIXED),
+    }
+    final = compare_gpu_seconds({**runs, **others}, 0.012, (7, 60))
     handicap = POINTER_BONUS if m <= FEW_ROWS else 1
     chosen = min(runs, key=lambda text: final[text] * (handicap if text.startswith("tma") else 1))
     return point_of(shape, m, chosen, final[chosen], final, *map(str, differing))

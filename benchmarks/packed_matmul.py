@@ -1,4 +1,5 @@
-"""Products that read packed weights, beside those of the unpacked weight and beside a copy of the bytes they must read.
+"""Products that read packed weights, compared with those of the unpacked weight and with a copy of the bytes they must
+read.
 
     M rows, N columns, K the reduced dimension; experts of gpt-oss: T tokens, k experts of each.
 

@@ -4,7 +4,7 @@
 
 The batch-invariant mode gathers four times a layer, `fast` sums twice. Timed are the mode's gathers by pushes
 (kernels/push_gather.py), which must give the bytes of NCCL's first, the same gathers by NCCL, and fast's sums by NCCL;
-and with the norms and the activation beside them: pushes, pushes in one with these ops where the tokens are few
+and with the norms and the activation next to them: pushes, pushes in one with these ops where the tokens are few
 (kernels/push_gather.py), which must give the same bytes first, and sums. It is GPU time of a CUDA graph of one
 layer's calls, the ranks in step.
 """

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from evalengine.bench.environment import provenance, slug
 from evalengine.records.folder import write_text_file
 
-COLUMNS = ("what", "case", "ours", "beside", "theirs", "ratio", "target", "verdict")
+COLUMNS = ("what", "case", "ours", "reference", "theirs", "ratio", "target", "verdict")
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Timing:
     what: str
     case: str
     seconds: float
-    beside: str
-    beside_seconds: float
+    reference: str
+    reference_seconds: float
     measure: Literal["speed", "time"] = "speed"
     target: float | None = None
     work: float = 0
@@ -36,7 +36,7 @@ class Timing:
 
     @property
     def ratio(self) -> float:
-        fraction = self.beside_seconds / self.seconds
+        fraction = self.reference_seconds / self.seconds
         return fraction if self.measure == "speed" else 1 / fraction
 
     @property
@@ -142,8 +142,8 @@ def _row(line: Line) -> list[str]:
         return [line.what, line.case, "", "", "", "", "", verdict]
     sign = "≥" if line.measure == "speed" else "≤"
     target = "" if line.target is None else f"{sign} {line.target:g}"
-    ours, theirs = (_quantity(line, seconds) for seconds in (line.seconds, line.beside_seconds))
-    return [line.what, line.case, ours, line.beside, theirs, f"{line.ratio:.3f}", target, line.verdict]
+    ours, theirs = (_quantity(line, seconds) for seconds in (line.seconds, line.reference_seconds))
+    return [line.what, line.case, ours, line.reference, theirs, f"{line.ratio:.3f}", target, line.verdict]
 
 
 def _quantity(line: Timing, seconds: float) -> str:

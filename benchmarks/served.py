@@ -1,4 +1,5 @@
-"""`python -m benchmarks served`: the server's throughput beside its engine's, and whether every answer is the engine's.
+"""`python -m benchmarks served`: the server's throughput compared with its engine's, and whether every answer is the
+engine's.
 
 The ratio is that of their throughputs, which a machine with other work shows as it pleases; so it is given, too,
 without the time in which the engine's thread, here and there, waited for a core that others had (Linux tells it).
@@ -146,5 +147,5 @@ def _write(arguments: Namespace, rounds: Sequence[Mapping[str, Any]], about: Map
     )
     content = {"environment": about, "rounds": list(rounds)}
     name = "served" if arguments.name is None else f"served-{slug(arguments.name)}"
-    write_page(arguments.output, f"{name}-{slug(where)}", content, f"The server beside its engine, on {where}", method,
+    write_page(arguments.output, f"{name}-{slug(where)}", content, f"The server and its engine, on {where}", method,
                _table(rounds))  # fmt: skip

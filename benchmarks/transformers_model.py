@@ -1,4 +1,4 @@
-"""A transformers model inside `set_batch_invariant_mode()`, beside itself outside: what the mode costs there.
+"""A transformers model inside `set_batch_invariant_mode()`, compared with the same model outside: the cost of the mode.
 
 A figure is the wall-clock time of one forward pass of the model's body (no lm_head, which is one product more), from an
 idle device until it is idle again. With many tokens that is the GPU's time; with one token it is the host's, for the

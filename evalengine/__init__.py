@@ -1,6 +1,6 @@
 """evalengine: LLM evaluation whose logprobs are equal bit for bit, whatever the schedule.
 
-`evaluate`, `compare`, `gate` and `load_run` do what the commands do (README.md beside this file). Each name is loaded
+`evaluate`, `compare`, `gate` and `load_run` do what the commands do (README.md next to this file). Each name is loaded
 on first use, so that `import evalengine` stays cheap.
 """
 

@@ -2,7 +2,7 @@
 
     python examples/own_model_and_data.py [MODEL]
 
-The task is a YAML file in lm-eval's keys, which lies beside its rows; here both are written into a folder first.
+The task is a YAML file in lm-eval's keys, next to its rows; here both are written into a folder first.
 """
 
 from __future__ import annotations

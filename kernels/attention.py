@@ -259,7 +259,7 @@ class Call:
         """How many whole chunks hold as many positions as a decode reads.
 
         One sequence with a window of 4,096 that began within a chunk was 40 programs of 8 KV heads, too many to work by
-        blocks, and took 25 us beside 20 us for a context of 4,096 (H200).
+        blocks, and took 25 us instead of 20 us for a context of 4,096 (H200).
         """
         read = self.batch.max_decode_kv_len
         return -(-(read if self.variant.window is None else min(read, self.variant.window)) // CHUNK)

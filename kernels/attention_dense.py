@@ -175,7 +175,7 @@ def dense_attention(
         warps, stages,
     )  # fmt: skip
     as_given = all(given is one for given, one in zip((q, k, v), used, strict=True))
-    if launched and as_given:  # Every tensor varies, the one in the mask's place too: others would be kept alive.
+    if launched and as_given:  # Every tensor varies, the one in the mask's place too: others would stay alive.
         cache_launch(_launches, key, launched.replayer(0, 1, 2, 4, 3))
     return out
 

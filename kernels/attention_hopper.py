@@ -5,7 +5,7 @@
 A tile is 128 rows (token, head of the group), 64 for each of two consumer warp groups. A producer warp walks the same
 tiles and fills a ring of K and V blocks by TMA, across tiles, so that a tile's first block is there while the
 result of the tile before is written. Each consumer issues the next block's q.k before p.v of the block at hand, so that
-its exponentials run beside the tensor cores; the two groups drift apart and fill each other's gaps.
+its exponentials overlap with the tensor cores; the two groups drift apart and fill each other's gaps.
 
 It is written in Gluon, because Triton's own pipeliner leaves the tensor cores idle in between. Per row the numbers are
 added in the same order and rounded at the same points as in `attention.py`, whose docstring states them; a test and
@@ -29,7 +29,7 @@ from evalengine.kernels.launching.pinned import to_device
 
 TILE = 128  # rows of a tile
 ROWS = 64  # rows of one consumer
-STAGES = {64: 4, 128: 3}  # by head_dim: beside q, 2 * STAGES * 64 * head_dim * 2 bytes of shared memory
+STAGES = {64: 4, 128: 3}  # by head_dim: in addition to q, 2 * STAGES * 64 * head_dim * 2 bytes of shared memory
 
 
 def covers(dtype: torch.dtype, head_dim: int, page_size: int) -> bool:

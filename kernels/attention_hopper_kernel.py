@@ -228,7 +228,7 @@ def prefill_kernel(
     v_empty = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
     # Every barrier that is initialised is used until the end. The compiler reuses the memory of a barrier that is not;
     # then, when the GPU switches between processes, the barrier's old word overwrites the data there (NaN in 4 columns
-    # of rows 0 and 1 of a tile, once in some thousand launches beside another busy process).
+    # of rows 0 and 1 of a tile, once in some thousand launches next to another busy process).
     if Q_TMA:
         q_smem = gl.allocate_shared_memory(DTYPE, [2, ROWS // G, G, D], q_desc.layout)
         q_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())

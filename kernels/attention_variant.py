@@ -13,7 +13,7 @@ class AttentionVariant:
     A query at position i sees the keys j <= i; with a window those with i - window < j <= i, so that a window of 1 is
     the query's own key. Scores are `scale q.k`; with a softcap c they are `c tanh(scale q.k / c)`. With sinks each
     query head has one more logit, which joins the softmax's maximum and sum and has no value; the layer hands these
-    logits, [Hq], beside this.
+    logits, [Hq], in addition to this.
 
     Raises ValueError for a scale or a softcap that is not a positive number and for a window below 1.
     """

@@ -73,7 +73,7 @@ class _Owned(ctypes.c_void_p):
 
 
 class CublasLt:
-    """The library's handle on one device, kept until the process ends."""
+    """The library's handle on one device, alive until the process ends."""
 
     def __init__(self, library: Any, device: int) -> None:
         self._library, self._device = library, device

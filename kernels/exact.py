@@ -139,13 +139,13 @@ def mean(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
     e is the exponent of the largest magnitude; zeros that pad a row change its sum in no bit.
     """
     axes = sorted({axis % x.ndim for axis in ([dim] if isinstance(dim, int) else dim)})
-    rows, kept = as_rows(x, axes)
+    rows, outer_shape = as_rows(x, axes)
     out = torch.empty(rows.shape[0], dtype=torch.float32, device=x.device)
     for tile in em.tiles(*rows.shape):
         wide = em.widen(rows[tile])
         sums = em.row_sum(wide, em.grid(em.row_absmax(wide), em.SUM_BITS))
         em.store_float32(sums.mul_(1.0 / rows.shape[1]).squeeze(-1), out[tile])
-    return from_rows(out, kept, axes, keepdim)
+    return from_rows(out, outer_shape, axes, keepdim)
 
 
 def _softmax(x: Tensor, dim: int, finish: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:

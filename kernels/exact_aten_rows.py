@@ -7,8 +7,8 @@
     moments    mean = sum / K; d = x - mean in float64; the sum of (d 2^-e_d)^2, likewise
     logsumexp  max + log(sum of exp(z - max)), each exp an integer of 44 bits, as in `exact.log_softmax`
 
-Everything else is float64 arithmetic of `exact_math`, rounded to float32 once at the end. So zeros beside a row change
-neither its sum nor its norm, and -inf beside it not its logsumexp. Infinities and NaN give what IEEE 754 gives in any
+Everything else is float64 arithmetic of `exact_math`, rounded to float32 once at the end. So zeros next to a row change
+neither its sum nor its norm, and -inf next to it not its logsumexp. Infinities and NaN give what IEEE 754 gives in any
 order.
 """
 
@@ -46,14 +46,14 @@ def integer_total(total: Tensor) -> Tensor:
 
 def as_rows(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, list[int]]:
     """x as [n, K], each row the numbers over `dims` (not negative, ascending), and the shape of the other dims."""
-    kept = [size for axis, size in enumerate(x.shape) if axis not in dims]
+    outer_shape = [size for axis, size in enumerate(x.shape) if axis not in dims]
     moved = x.movedim(list(dims), list(range(x.ndim - len(dims), x.ndim)))
-    return moved.reshape(prod(kept), prod(x.shape[axis] for axis in dims)), kept
+    return moved.reshape(prod(outer_shape), prod(x.shape[axis] for axis in dims)), outer_shape
 
 
-def from_rows(values: Tensor, kept: list[int], dims: Sequence[int], keepdim: bool) -> Tensor:
-    """[n] -> the shape `kept`, with ones at `dims` if keepdim."""
-    result = values.view(kept)
+def from_rows(values: Tensor, outer_shape: list[int], dims: Sequence[int], keepdim: bool) -> Tensor:
+    """[n] -> `outer_shape`, with ones at `dims` if keepdim."""
+    result = values.view(outer_shape)
     for axis in dims if keepdim else ():
         result = result.unsqueeze(axis)
     return result

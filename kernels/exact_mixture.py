@@ -62,14 +62,14 @@ def best(x: Tensor, count: int) -> Tensor:
 
 
 def within_groups(choice: Tensor, router: Router) -> Tensor:
-    """float32 [T, E] -> a copy in which experts outside of the kept groups are -inf; as it is without groups."""
+    """float32 [T, E] -> a copy in which experts outside of the selected groups are -inf; as it is without groups."""
     if router.groups == 1:
         return choice
     grouped = choice.unflatten(1, (router.groups, -1))
     top = torch.sort(grouped, dim=-1, descending=True).values
     quality = top[..., 0] if router.group_best == 1 else exact.add(top[..., 0], top[..., 1])
-    kept = best(quality, router.kept_groups)
-    hidden = torch.ones(grouped.shape[:2], dtype=torch.bool, device=choice.device).scatter_(1, kept, False)
+    selected = best(quality, router.kept_groups)
+    hidden = torch.ones(grouped.shape[:2], dtype=torch.bool, device=choice.device).scatter_(1, selected, False)
     return grouped.masked_fill(hidden.unsqueeze(-1), -torch.inf).flatten(1)
 
 

@@ -1,4 +1,4 @@
-"""The `exact` level's row-wise ops that some families have in place of Llama's, or beside them.
+"""The `exact` level's row-wise ops that some families have instead of Llama's, or in addition to them.
 
     H hidden size, T tokens, I intermediate size.
 

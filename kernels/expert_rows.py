@@ -1,4 +1,4 @@
-"""The rows of a mixture of experts beside its products: the weighted sum, the shared expert's gate, gpt-oss's SwiGLU.
+"""The rows of a mixture of experts, except its products: the weighted sum, the shared expert's gate, gpt-oss's SwiGLU.
 The gate also applies to attention's output.
 
     T tokens, k experts of each, H hidden, I intermediate size.

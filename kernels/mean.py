@@ -97,9 +97,9 @@ def mean(
     if not all(-x.ndim <= axis < x.ndim for axis in named_axes):
         raise ValueError(f"mean over the dimensions {named_axes} of {x.ndim}")
     axes = sorted({axis % x.ndim for axis in named_axes})
-    kept = [size for axis, size in enumerate(x.shape) if axis not in axes]
+    outer_shape = [size for axis, size in enumerate(x.shape) if axis not in axes]
     length = math.prod(x.shape[axis] for axis in axes)
-    out = torch.empty(kept, dtype=out_dtype, device=x.device)
+    out = torch.empty(outer_shape, dtype=out_dtype, device=x.device)
     launched = None
     if length == 0:
         out.fill_(torch.nan)

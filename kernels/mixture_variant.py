@@ -43,7 +43,7 @@ class Router:
         """A sentence for each size that contradicts another one."""
         problems = []
         if self.experts % self.groups or not 1 <= self.kept_groups <= self.groups:
-            problems.append(f"{self.experts} experts in {self.groups} groups, of which {self.kept_groups} are kept")
+            problems.append(f"{self.experts} experts in {self.groups} groups, of which {self.kept_groups} are selected")
         elif self.groups > 1 and self.experts // self.groups < self.group_best:
             problems.append(f"{self.experts} experts in {self.groups} groups: a group needs {self.group_best}")
         elif not 1 <= self.chosen <= self.experts // self.groups * self.kept_groups:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 Kind = Literal["e2m1", "e4m3", "int4", "int8"]
-GROUPS = tuple(1 << power for power in range(4, 11))  # sizes of groups that the kernels take, beside whole rows
+GROUPS = tuple(1 << power for power in range(4, 11))  # sizes of groups that the kernels take, in addition to whole rows
 
 
 class PackedForm(NamedTuple):

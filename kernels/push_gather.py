@@ -2,9 +2,9 @@
 
     T rows, n columns of one rank, W = ranks x n.
 
-The plain kernel moves bytes and does no arithmetic. It is one launch, which a CUDA graph may capture. Beside NCCL it
-saves the start-up of a collective, and the copy that puts the ranks' parts side by side: they are written there in the
-first place.
+The plain kernel moves bytes and does no arithmetic. It is one launch, which a CUDA graph may capture. Compared with
+NCCL it saves the start-up of a collective, and the copy that puts the ranks' parts side by side: they are written there
+in the first place.
 
 **Fused.** For few tokens there are kernels that compute before they push or after they have waited: SiLU and up, then
 gather; gather, then norm. Their letters: T tokens, i columns of the intermediate size that one rank has, h of the
@@ -77,7 +77,7 @@ def meet(memories_ptr, flags, counts_ptr, turn, flag, RANK: tl.constexpr, SIZE: 
     turn: one more than counts_ptr[1 + flag], loaded before. A rank's flag on another counts its turns. It is set by one
     thread, after a barrier; releasing and acquiring at the system's scope then order the pushes of all threads before
     the flag, and what they load afterwards behind it. Such loads must go by the L2 cache (".cg"), into which the other
-    GPUs' writes come: the L1 cache is not kept coherent with it.
+    GPUs' writes come: the L1 cache is not coherent with it.
 
     A rank whose model was ended has flags that end every wait (`PeerMemory.abort`). A third rank that still pushes must
     not set them back, so it raises them only; of two ranks, the other one is the one that is gone.

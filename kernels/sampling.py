@@ -105,7 +105,7 @@ def sample(
     noise = gumbel_noise(keys, positions, scaled.shape[-1])
     top_k, top_p = top_k.cpu(), top_p.cpu()
     if not ((top_k != 0) | (top_p < 1.0)).any():
-        return argmax_lowest(scaled.add_(noise))  # Every token is kept, so nothing must be sorted.
+        return argmax_lowest(scaled.add_(noise))  # Every token remains, so nothing must be sorted.
     top_k, top_p = (to_device(x, device)[:, None] for x in (top_k, top_p))
     order = scaled.sort(dim=-1, descending=True, stable=True)  # stable: equals stay in id order
     rank = torch.arange(scaled.shape[-1], device=device)[None, :]

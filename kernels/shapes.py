@@ -32,7 +32,7 @@ class Shapes:
     attention_bias: bool = False  # whether q, k and v have a bias
     attention_output_bias: bool = False  # whether o_proj has a bias
     variants: tuple[AttentionVariant, ...] = ()  # of the layers' attention, each once; none: plain attention
-    gated: bool = True  # whether the feed-forward has a gate beside `up_proj`
+    gated: bool = True  # whether the feed-forward has a gate in addition to `up_proj`
     mlp_bias: bool = False  # whether its products have biases
     row_variants: RowVariants = LLAMA
     dense: bool = True  # whether some layer has one feed-forward for all tokens

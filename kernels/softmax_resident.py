@@ -1,4 +1,5 @@
-"""softmax and log_softmax of long rows, read once: the arithmetic of `softmax_parts`, with the row kept on the chip.
+"""softmax and log_softmax of long rows, read once: the arithmetic of `softmax_parts`, with the row resident on the
+chip.
 
     n rows, V columns, C chunks a row.
 
@@ -165,7 +166,7 @@ def covers(x: Tensor) -> bool:
 
 def normalize_rows(x: Tensor, out: Tensor, *, log: bool) -> None:
     """[n, V] of any row stride, contiguous [n, V] -> softmax or log_softmax of each row, written to `out`."""
-    assert covers(x), "its programs would wait for ever for those that cannot run beside them"
+    assert covers(x), "its programs would wait for ever for those that cannot run concurrently"
     n, columns = x.shape
     chunks = triton.cdiv(columns, softmax_parts.CHUNK)
     width = max(32, triton.next_power_of_2(chunks))

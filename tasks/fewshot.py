@@ -41,7 +41,7 @@ class Sampler:
     """Draws exemplars from `pool`, for one document after the other.
 
     `first_n` takes the head of the pool every time; otherwise `random.Random(seed).sample` draws. With `spare` one
-    exemplar more is taken, any that equals the evaluated document is dropped, and the first n are kept. A pool that
+    exemplar more is taken, any that equals the evaluated document is dropped, and the first n remain. A pool that
     holds that document several times is drawn from again without it.
     """
 

@@ -167,11 +167,11 @@ class JudgeTask(Task):
             raise ConfigError([f"tasks.{name}.judge.{line}" for line in str(error).split("\n")]) from error
         self._extract = None if own.extract is None else RegexFilter(own.extract, -1)
         self._labels = {label.casefold(): label for label in self._scale.values}
-        kept = ["win_rate", "flipped"] if self._scale.pairs else ["score"]
-        kept += [] if self._extract is None else ["unread"]
+        names = ["win_rate", "flipped"] if self._scale.pairs else ["score"]
+        names += [] if self._extract is None else ["unread"]
         vars(self).update(
             output_type="multiple_choice" if self._extract is None else "generate_until",
-            metrics={metric: METRICS[metric] for metric in kept},
+            metrics={metric: METRICS[metric] for metric in names},
         )
         super().__init__(name, config, **arguments)
 

@@ -32,7 +32,7 @@ class RandomNumbers:
     """The generators that all code of a process shares, as lm-eval seeds them at its start.
 
     Some tasks shuffle their choices with these generators. Each task is therefore given states of its own, which depend
-    neither on the tasks beside it nor on what ran before.
+    neither on the other tasks nor on what ran before.
     """
 
     def __init__(self, state: State | None = None) -> None:

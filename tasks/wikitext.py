@@ -44,7 +44,7 @@ def _replaced(pattern: str, replacement: str) -> Callable[[str], str]:
 # The rules that undo WikiText's tokenisation, in this order: each takes the text that the rule before it left.
 DETOKENISE: list[Callable[[str], str]] = [
     _replaced("s '", "s'"),
-    _replaced(r"/' [0-9]/", r"/'[0-9]/"),  # lm-eval's pattern, kept though it never matches: "/" is part of it
+    _replaced(r"/' [0-9]/", r"/'[0-9]/"),  # lm-eval's pattern, copied though it never matches: "/" is part of it
     *(_replaced(f" @{re.escape(mark)}@ ", mark) for mark in "-,."),
     *(_replaced(rf" {re.escape(mark)} ", f"{mark} ") for mark in ":;.!?,"),
     *(_enclosed(*pair) for pair in ("()", "[]", "{}", '""', "''")),

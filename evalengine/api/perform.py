@@ -20,7 +20,7 @@ def perform(
     llm: LLM | None = None,
     show: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Runs the tasks, leaves the run's page and the list of all runs beside it; returns the run's folder.
+    """Runs the tasks, writes the run's page and the list of all runs next to it; returns the run's folder.
 
     command: the command line's words. llm: an engine that is loaded already (`harness.runner.run`). show: is called
     with the folder once all this is left, and before the run counts as finished: whatever ends it earlier, the same

@@ -1,8 +1,8 @@
-"""Reads runs from another file, to stand beside ours: earlier runs of this engine, or another engine's.
+"""Reads runs from another file, to compare with ours: earlier runs of this engine, or another engine's.
 
 The file is JSON with `rows`; each has `engine`, `mode`, `preset`, `workload` (texts), `requests` (a count) and `wall_s`
 (seconds); what else it has is not read. Two runs are compared where preset, workload and number of requests are the
-same. Another engine's row stands beside both of our modes and names its own; a row of this engine's stands beside the
+same. Another engine's row is compared with both of our modes and names its own; a row of this engine's with the
 same mode only. Several rows of one kind (rounds) count by their median.
 """
 
@@ -37,7 +37,7 @@ class Others:
     """A column of the table: one engine's seconds."""
 
     label: str
-    seconds: Mapping[tuple[Key, str], float]  # (case, our mode beside which it stands) -> seconds
+    seconds: Mapping[tuple[Key, str], float]  # (case, our mode that it is compared with) -> seconds
 
 
 def read_others(path: Path) -> list[Others]:

@@ -148,10 +148,10 @@ class CachedEngine:
         self._looked_up: dict[int, tuple[Request, bytes, Answer | None]] = {}  # id -> request, key, answer
         self._corrupt: set[bytes] = set()
         if store.read_only:
-            warn(f"cache={store.path.parent}: this folder cannot be written; answers are read, and none is kept")
+            warn(f"cache={store.path.parent}: this folder cannot be written; answers are read, and none is written")
 
     def look_up(self, requests: Sequence[Request]) -> bool:
-        """Reads the kept answers to these requests, so that `run` need not; returns whether any must be computed."""
+        """Reads the cached answers to these requests, so that `run` need not; returns whether any must be computed."""
         new = [
             (request, self.keys.of(request))
             for request in requests
@@ -175,9 +175,9 @@ class CachedEngine:
         return None in answers or bool(self._audit and answers)
 
     def run(self, requests: Iterable[Request], on_step: OnStep = None) -> Iterator[RequestOutput]:
-        """Runs requests as `Engine.run` does; yields the kept answers first.
+        """Runs requests as `Engine.run` does; yields the cached answers first.
 
-        Raises: EvalEngineError, before any kept answer is given, if an audited one differs from what is computed now.
+        Raises: EvalEngineError, before any cached answer is given, if an audited one differs from what is computed now.
         """
         batch = list(requests)
         self.look_up(batch)

@@ -117,7 +117,7 @@ _CONTENT = ", ".join(Row._fields)
 
 @dataclass(frozen=True)
 class Lookup:
-    """The entries that are kept under some keys."""
+    """The entries stored under some keys."""
 
     entries: dict[bytes, Row] = field(default_factory=dict)
     corrupt: list[bytes] = field(default_factory=list)  # keys whose entries fail their own hash
@@ -128,7 +128,7 @@ class Store:
 
     def __init__(self, path: Path, connection: sqlite3.Connection, read_only: bool) -> None:
         self.path = path
-        self.read_only = read_only  # the folder cannot be written: answers are read, none is kept
+        self.read_only = read_only  # the folder cannot be written: answers are read, none is written
         self._connection = connection
 
     @classmethod
@@ -306,7 +306,7 @@ def _connected(path: Path, mode: str, prepare: Any) -> sqlite3.Connection:
 def _prepared(connection: sqlite3.Connection, path: Path) -> None:
     _in_wal_mode(connection)
     connection.execute("PRAGMA synchronous=NORMAL")  # a power cut may cost the last batches, never a whole file
-    if _is_empty(connection):  # a cache that is there is opened beside a process that writes it
+    if _is_empty(connection):  # a cache that is there is opened while a process may write it
         connection.execute("BEGIN IMMEDIATE")
         if _is_empty(connection):
             for statement in _TABLES:

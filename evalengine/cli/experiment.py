@@ -58,7 +58,7 @@ def run_experiment(name: str, jobs: Sequence[Job], run: Callable[[Config], int])
         if codes:
             seconds = (time.monotonic() - begin) / len(codes) * left
             status = f" (about {duration(seconds)} left for {left} run{'' if left == 1 else 's'})"
-        warn(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}{': kept, it is finished' if finished else status}", "")
+        warn(f"[{number}/{len(jobs)}] {' '.join(job.overrides)}{': finished before' if finished else status}", "")
         if not finished:
             codes.append(exit_code(partial(run, replace(job.config, output_dir=str(place)))))
             left -= 1

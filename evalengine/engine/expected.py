@@ -55,7 +55,7 @@ class ExpectedAnswer:
         ids, logprobs, finish_reason, text = answer.output_ids, answer.logprobs, answer.finish_reason, answer.text
         if len(logprobs) != len(ids):
             return f"it has {len(ids)} output ids and {len(logprobs)} logprobs"
-        # A request that met NaN or infinity failed and was not kept; a token that was ruled out has -inf.
+        # A request that met NaN or infinity failed and was not recorded; a token that was ruled out has -inf.
         if ids and not logprobs.max() <= ROUNDING:
             return "its logprobs are no logarithms of probabilities"
         if (problem := self._top_problem(len(ids), answer.top_ids, answer.top_logprobs)) is not None:

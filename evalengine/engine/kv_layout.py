@@ -102,7 +102,7 @@ ONE_TABLE = KVLayout(1, (KVGroup(),), ((0, 0),))  # of a model whose layers all 
 def kv_layout(spec: ModelSpec, settings: Settings) -> KVLayout:
     """The layout of a model's KV pool. A window that no sequence outgrows counts as none; so does every window under
     flash-attn, which multiplies what lies before it by zero instead of leaving it out."""
-    kept = settings.attention_backend == "flash_attn"
+    keeps_all = settings.attention_backend == "flash_attn"
     kinds: dict[
         int, tuple[int | None, int, int]
     ] = {}  # of each layer that attends: its window, KV heads and their size
@@ -110,7 +110,7 @@ def kv_layout(spec: ModelSpec, settings: Settings) -> KVLayout:
         block = spec.block(layer)
         window, heads = block.window, spec.heads_of(block)
         if block.attends:
-            seen = None if kept or window is None or window >= settings.max_model_len else window
+            seen = None if keeps_all or window is None or window >= settings.max_model_len else window
             kinds[layer] = seen, max(1, heads.keys // settings.tensor_parallel_size), heads.size
     distinct = sorted(set(kinds.values()), key=lambda kind: (kind[0] is not None, kind))  # all keys first
     members = [[layer for layer, own in kinds.items() if own == kind] for kind in distinct]

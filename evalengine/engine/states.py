@@ -18,7 +18,7 @@ from evalengine.layers.ops import Ops
 from evalengine.layers.recurrent import States
 from evalengine.models.spec import ModelSpec
 
-NUM_SNAPSHOTS = 16  # copies of states that are kept: followers come soon after the first sequence of a prefix
+NUM_SNAPSHOTS = 16  # copies of states: followers come soon after the first sequence of a prefix
 
 
 def state_pools(spec: ModelSpec, ops: Ops, slots: int) -> tuple[dict[int, States], list[torch.Tensor]]:

@@ -190,7 +190,7 @@ def to_sequences(
 def generating_sequence(
     request: GenerateRequest, spec: ModelSpec, tokenizer: Any | None, max_model_len: int
 ) -> Generating:
-    """The sequence of a generate request, with what its tokens' choice and its text need beside its tokens.
+    """The sequence of a generate request, with the state for choosing its tokens and for its text.
 
     max_model_len: tokens that prompt and output may have together. tokenizer: None for a model without one.
     """

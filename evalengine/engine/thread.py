@@ -18,7 +18,7 @@ from evalengine.engine.stats import EngineStats
 logger = logging.getLogger(__name__)
 
 # Seconds that a busy thread may keep the interpreter from the engine's, which gives it up in each of a step's many
-# operations and asks for it again. Beside a thread that never rests a batch took 7.3 s with Python's 5 ms, 5.1 s with
+# operations and asks for it again. With a thread that never rests, a batch took 7.3 s with Python's 5 ms, 5.1 s with
 # this, and 3.2 s alone; shorter ones gave no more.
 SWITCH_SECONDS = 0.0005
 
@@ -57,7 +57,7 @@ class EngineThread:
     """Runs requests of any number of callers on one engine, to which it needs exclusive access.
 
     `submit`, `drop` and `stop` may be called from any thread. A request must be one that `check_requests` passes: one
-    that can never run would fail those beside it.
+    that can never run would fail the others in its batch.
     """
 
     def __init__(self, engine: Engine) -> None:

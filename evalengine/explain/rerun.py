@@ -1,9 +1,9 @@
 """An item run again in its run's configuration, or in that with some settings replaced, while a recorder listens.
 
-Two runs may differ because of the requests beside an item in its batches, so the whole run is repeated, in its order
+Two runs may differ because of the other requests in an item's batches, so the whole run is repeated, in its order
 and with its KV pool, until the item is done; `alone` is for runs that are too long for that.
 
-A position of the item may be computed in any step, beside any requests, and more than once (preemption); the prefix
+A position of the item may be computed in any step, with any requests, and more than once (preemption); the prefix
 cache may hand the item keys and values that another request computed. So the recorder also listens to every other
 request that begins with the item's tokens, and remembers which slot of the KV pool holds whose computation.
 """

@@ -392,7 +392,7 @@ def _scored(task: Task, doc_id: int, requests: list[Instance]) -> dict[MetricKey
 
 
 def isolated(config: Config) -> bool:
-    """Whether programs are kept from network, files and other processes."""
+    """Whether programs are isolated from network, files and other processes."""
     return config.allow_code_execution != "without_isolation"
 
 

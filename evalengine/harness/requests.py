@@ -110,7 +110,7 @@ class RequestBuilder:
     seed: int = 0
     long_prompts: str = "truncate"  # truncate | error
     think_end_token: str | int | None = None
-    logprobs: int = 0  # alternatives kept of each generated token
+    logprobs: int = 0  # recorded alternatives of each generated token
     _context: list[int] = field(default_factory=list, init=False)  # the last one, which a document's choices share
 
     def build(self, instances: Iterable[Instance], first_id: int = 0) -> list[HarnessRequest]:
@@ -174,7 +174,7 @@ class RequestBuilder:
         return GenerateRequest(request_id, ids[cut:], params), cut
 
     def _score(self, instance: Instance, request_id: int) -> tuple[Request, int]:
-        """A log-likelihood's request. As in lm-eval max_length + 1 tokens are kept: the last is predicted, not fed."""
+        """A log-likelihood's request. As in lm-eval max_length + 1 tokens remain: the last is predicted, not fed."""
         context, continuation = encode_pair(self.tokenizer, instance.context, instance.continuation)
         if not continuation:
             raise ConfigError(f"the continuation {instance.continuation!r} has no tokens of its own")

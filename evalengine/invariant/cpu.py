@@ -97,8 +97,8 @@ def _sum_dim(
             aten.sum.IntList_out, x, dtype or (torch.int64 if integer else x.dtype), x, dim, keepdim, dtype=dtype
         )
     axes = _axes(x, dim)
-    numbers, kept = rows.as_rows(x, axes)
-    return rows.from_rows(rows.sums(numbers), kept, axes, keepdim).to(dtype or x.dtype)
+    numbers, outer_shape = rows.as_rows(x, axes)
+    return rows.from_rows(rows.sums(numbers), outer_shape, axes, keepdim).to(dtype or x.dtype)
 
 
 def _sum(x: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -118,8 +118,8 @@ def _vector_norm(
         like = dtype or (torch.empty(0, dtype=x.dtype).abs().dtype)
         return stock(aten.linalg_vector_norm.out, x, like, x, order, dim, keepdim, dtype=dtype)
     axes = _axes(x, dim)
-    numbers, kept = rows.as_rows(x, axes)
-    return rows.from_rows(rows.norms(numbers, int(order)), kept, axes, keepdim).to(dtype or x.dtype)
+    numbers, outer_shape = rows.as_rows(x, axes)
+    return rows.from_rows(rows.norms(numbers, int(order)), outer_shape, axes, keepdim).to(dtype or x.dtype)
 
 
 def _moments(
@@ -132,11 +132,11 @@ def _moments(
     axes = _axes(x, dim)
     if prod(x.shape[axis] for axis in axes) <= correction:
         return None
-    numbers, kept = rows.as_rows(x, axes)
+    numbers, outer_shape = rows.as_rows(x, axes)
     spread, mean = rows.moments(numbers, correction, root)
     return (
-        rows.from_rows(spread, kept, axes, keepdim).to(x.dtype),
-        rows.from_rows(mean, kept, axes, keepdim).to(x.dtype),
+        rows.from_rows(spread, outer_shape, axes, keepdim).to(x.dtype),
+        rows.from_rows(mean, outer_shape, axes, keepdim).to(x.dtype),
     )
 
 
@@ -174,8 +174,8 @@ def _logsumexp(x: Tensor, dim: Sequence[int], keepdim: bool = False) -> Tensor:
     if not _takes(x, dim):
         return otherwise(aten.logsumexp.default, x, dim, keepdim)
     axes = _axes(x, dim)
-    numbers, kept = rows.as_rows(x, axes)
-    return rows.from_rows(rows.logsumexp(numbers), kept, axes, keepdim).to(x.dtype)
+    numbers, outer_shape = rows.as_rows(x, axes)
+    return rows.from_rows(rows.logsumexp(numbers), outer_shape, axes, keepdim).to(x.dtype)
 
 
 def _affine(x: Tensor, *parameters: Tensor | None) -> bool:
@@ -197,8 +197,8 @@ def _layer_norm(
     flat_weight, flat_bias = (None if p is None else p.reshape(1, -1) for p in (weight, bias))
     out, mean, scale = rows.normalize(x.reshape(-1, prod(shape)), flat_weight, flat_bias, eps)
     statistics = x.dtype if weight is None else weight.dtype
-    kept = (*x.shape[: x.ndim - len(shape)], *(1 for _ in shape))
-    return out.view(x.shape).to(x.dtype), mean.view(kept).to(statistics), scale.view(kept).to(statistics)
+    outer_shape = (*x.shape[: x.ndim - len(shape)], *(1 for _ in shape))
+    return out.view(x.shape).to(x.dtype), mean.view(outer_shape).to(statistics), scale.view(outer_shape).to(statistics)
 
 
 def _group_norm(

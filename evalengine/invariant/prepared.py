@@ -1,6 +1,6 @@
 """Keeps prepared weights of the mode's products on CPUs: they are brought to their grids once, not at every call.
 
-A right operand that is met twice is kept in its prepared form, with a copy of its bits. At each call the copy is
+A right operand that is met twice is cached in its prepared form, with a copy of its bits. At each call the copy is
 compared with the operand: torch's version counters miss writes through `.data` (as LoRA merges do), numpy or dlpack,
 and tensors made in inference mode have none. Comparing reads a weight once, which costs a fraction of the product even
 at one row.
@@ -49,7 +49,7 @@ class PreparedWeights:
     """`right(b)` is `exact_aten.prepare(b)`, or what it gave before. Safe to call from several threads."""
 
     def __init__(self, limit: int = DEFAULT_LIMIT) -> None:
-        self.size = 0  # bytes kept
+        self.size = 0  # cached bytes
         self._limit = limit
         self._kept: dict[_Key, _Prepared] = {}
         self._seen: dict[_Key, weakref.ref[torch.UntypedStorage]] = {}
@@ -75,15 +75,15 @@ class PreparedWeights:
     def right(self, b: Tensor) -> Right:
         """The prepared form of b, which is [K, N] of float32, bf16 or fp16 on the CPU."""
         key, storage = (b.data_ptr(), b.dtype, *b.shape, *b.stride()), b.untyped_storage()
-        kept = self._kept.get(key)
-        if kept is not None:
-            if kept.storage() is storage and torch.equal(_bits(b), kept.bits):
-                return Right(b, kept.limb, kept.exponent)
+        cached = self._kept.get(key)
+        if cached is not None:
+            if cached.storage() is storage and torch.equal(_bits(b), cached.bits):
+                return Right(b, cached.limb, cached.exponent)
             self._forget(key)
-        with torch.inference_mode(False), torch.no_grad():  # a kept weight may be used outside of both
+        with torch.inference_mode(False), torch.no_grad():  # a cached weight may be used outside of both
             right = exact_aten.prepare(b)
             seen = self._seen.get(key)
-            if kept is None and seen is not None and seen() is storage:
+            if cached is None and seen is not None and seen() is storage:
                 self._keep(key, storage, right)
             else:
                 self._remember(key, storage)
@@ -97,18 +97,18 @@ class PreparedWeights:
 
     def _keep(self, key: _Key, storage: torch.UntypedStorage, right: Right) -> None:
         dead = weakref.ref(storage, lambda _: self._forget(key))
-        kept = _Prepared(dead, _bits(right.source).clone(), right.limb, right.exponent)
+        cached = _Prepared(dead, _bits(right.source).clone(), right.limb, right.exponent)
         with self._lock:
-            if self.size + kept.size() <= self._limit and key not in self._kept:
-                self._kept[key] = kept
-                self.size += kept.size()
+            if self.size + cached.size() <= self._limit and key not in self._kept:
+                self._kept[key] = cached
+                self.size += cached.size()
 
     def _forget(self, key: _Key) -> None:
         with self._lock:
-            kept = self._kept.pop(key, None)
+            cached = self._kept.pop(key, None)
             self._seen.pop(key, None)
-            if kept is not None:
-                self.size -= kept.size()
+            if cached is not None:
+                self.size -= cached.size()
 
 
 def _bits(x: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class ExpertChoice(Layer):
         self.e_score_correction_bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
 
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
-        return {"gate": (self.router.experts,)}  # where checkpoints keep it, beside the logits' weight
+        return {"gate": (self.router.experts,)}  # where checkpoints store it, with the logits' weight
 
     def forward(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return self.ops.route(logits, self.e_score_correction_bias, self.router)

@@ -2,7 +2,7 @@
 
     T tokens, K input features, N output features; n and k are this rank's.
 
-Merging only concatenates output rows of the weight: no output depends on the rows beside its own. So a rank may hold
+Merging only concatenates output rows of the weight: no output depends on other rows. So a rank may hold
 some of the rows only, which the literature, where weights are written transposed, calls column-parallel.
 """
 
@@ -45,7 +45,7 @@ class MergedLinear(ProductLayer, MergedRows):
         return torch.where(self.unquantized, self.ops.linear(x, self.prepared, self.bias), y)
 
     def leave_unquantized(self, shards: Iterable[str]) -> None:
-        """Of the columns of some checkpoint layers the input is not quantised: they are computed beside the others."""
+        """Of the columns of some checkpoint layers the input is not quantised: they are computed separately."""
         rows = [torch.full((self.local_rows(shard),), shard in {*shards}) for shard in self.sizes]
         self.unquantized = torch.cat(rows).to(self.ops.device)
 

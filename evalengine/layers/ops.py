@@ -77,7 +77,7 @@ class Ops(ABC):
 
     @property
     def fuses_gathers(self) -> bool:
-        """Whether ranks gather in one with the ops beside: a layer may then return this rank's columns alone."""
+        """Whether ranks gather in one with neighbouring ops: a layer may then return this rank's columns alone."""
         return self.fused and self.tp.size > 1 and not self.sums_cross_ranks
 
     def vocabulary_ranges(self, vocab_size: int) -> list[range]:

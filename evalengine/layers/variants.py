@@ -39,7 +39,7 @@ class Norm:
 
     eps: float
     kind: Literal["rms", "layer"] = "rms"
-    offset: float = 0.0  # Gemma's weights are kept less one
+    offset: float = 0.0  # Gemma's weights are stored minus one
     cast_first: bool = True
     bias: bool = False
 

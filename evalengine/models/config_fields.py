@@ -111,8 +111,8 @@ WITHOUT_EFFECT = _names(
     """
 )
 
-# Each group of fields changes the logits of some family, except with the values beside it; null is always harmless, and
-# so is a list of nothing but such values.
+# Each group of fields changes the logits of some family, except with the values next to it; null is always harmless,
+# and so is a list of nothing but such values.
 _GROUPS: tuple[tuple[tuple[Any, ...], str], ...] = (
     (  # switches, caps and counts, by which something is off
         (False, 0),

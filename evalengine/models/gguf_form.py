@@ -51,7 +51,7 @@ class Metadata:
         return self._fields.number(key, None) if isinstance(value, float) else value
 
     def biased(self, role: str) -> bool:
-        """Whether a layer's tensor has a bias beside it."""
+        """Whether a layer's tensor has a bias."""
         return any(name.endswith(f".{role}.bias") for name in self._tensors)
 
 
@@ -62,7 +62,7 @@ Config = dict[str, Any]
 class GGUFForm:
     """The GGUF files of one family.
 
-    complete: adds to a config.json, which has what all families have, what this family has beside it. when: the key,
+    complete: adds to a config.json, which has what all families have, this family's additional fields. when: the key,
     above 0, that tells its files from those of another family of the same architecture. eps: config.json's name of the
     norms' epsilon, if they are layer norms. permuted: whether q's and k's rows have the pairs of RoPE side by side, and
     the folder's do not. norms_plus_one: whether 1 was added to the norms' weights. names: roles of tensors that are
@@ -102,7 +102,8 @@ def add_windows(metadata: Metadata, config: Config, period: int, default: int | 
 
 
 def add_windowed_rope(metadata: Metadata, config: Config, theta: float | None = None) -> None:
-    """A RoPE for the layers with a window beside the others': never scaled. theta: its default; None: the others'."""
+    """A RoPE for the layers with a window, different from the others': never scaled. theta: its default; None: the
+    others'."""
     full = config["rope_parameters"]
     theta = metadata.number("rope.freq_base_swa", full["rope_theta"] if theta is None else theta)
     config["rope_parameters"] = {

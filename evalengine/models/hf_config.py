@@ -434,7 +434,7 @@ def _thetas(parameters: Any) -> bool:
 
 def _rope_problems(parameters: Any, reads: Set[str] = frozenset()) -> Iterator[str]:
     """A sentence for each setting of RoPE that is not computed. reads: the fields that the family reads, and the types
-    of RoPE that it takes beside those of all; "rope_by_layer": each kind of its layers may have one."""
+    of RoPE that it takes in addition to those of all; "rope_by_layer": each kind of its layers may have one."""
     if _thetas(parameters) and "rope_by_layer" in reads and "rope_theta" not in parameters:
         for part in parameters.values():
             yield from _rope_problems(part, reads)

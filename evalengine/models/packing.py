@@ -182,9 +182,9 @@ def _fp8_inputs(quantization: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         weights, inputs = group.get("weights"), group.get("input_activations")
         if isinstance(weights, Mapping) and weights.get("type") == "float" and weights.get("num_bits") == 8:
             own = inputs if isinstance(inputs, Mapping) else {}
-            kept = {name: own.get(name) for name in ("num_bits", "type", "strategy", "dynamic", "group_size")}
-            if kept not in found:
-                found.append(kept)
+            form = {name: own.get(name) for name in ("num_bits", "type", "strategy", "dynamic", "group_size")}
+            if form not in found:
+                found.append(form)
     return [] if len(found) == 1 and not any(found[0].values()) else found
 
 

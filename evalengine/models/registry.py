@@ -28,7 +28,8 @@ class Family:
     architecture: str  # Hugging Face's class name, key of MODEL_REGISTRY
     model_type: str  # its config.model_type
     describe: Callable[[Family, Any], ModelSpec] | None = None
-    # Fields of config.json that it computes, beside those that all read; types of RoPE, and "rope_by_layer", likewise.
+    # Fields of config.json that it computes, in addition to those that all read; types of RoPE, and "rope_by_layer",
+    # likewise.
     reads: frozenset[str] = frozenset()
     weights: WeightNames = field(default_factory=WeightNames)
     gguf: GGUFForm | None = None  # of a family whose GGUF files are read

@@ -114,8 +114,8 @@ class RopeSpec:
         return self._yarn(inv_freq, turned) if self.type == "yarn" else inv_freq
 
     def _llama3(self, inv_freq: Tensor) -> Tensor:
-        """Llama 3.1's scaling: frequencies of long wavelengths are divided by `factor`, those of short ones kept, and
-        those between blended."""
+        """Llama 3.1's scaling: frequencies of long wavelengths are divided by `factor`, those of short ones unchanged,
+        and those between blended."""
         context = self.original_max_position_embeddings
         wavelength = 2 * math.pi / inv_freq
         blend = (context / wavelength - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
@@ -125,8 +125,8 @@ class RopeSpec:
 
     def _yarn(self, inv_freq: Tensor, turned: int) -> Tensor:
         """YaRN (Peng et al. 2023, arXiv:2309.00071, section 3.2): a ramp over the frequencies' index, from those that
-        turn more than `beta_fast` times within the original context, which are kept, to those below `beta_slow`, which
-        are divided by `factor`."""
+        turn more than `beta_fast` times within the original context, which are unchanged, to those below `beta_slow`,
+        which are divided by `factor`."""
 
         def index_of(rotations: float) -> float:
             context = self.original_max_position_embeddings
@@ -138,8 +138,8 @@ class RopeSpec:
         low, high = max(low, 0), min(high, turned - 1)
         high += 0.001 * (low == high)
         ramp = ((torch.arange(turned // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-        kept = 1 - ramp
-        return inv_freq / self.factor * (1 - kept) + inv_freq * kept
+        unscaled = 1 - ramp
+        return inv_freq / self.factor * (1 - unscaled) + inv_freq * unscaled
 
     def head_order(self, head_dim: int) -> Tensor | None:
         """int64 [D]: which of a checkpoint's dimensions of a head each of the engine's is; None for the same order."""
@@ -147,10 +147,10 @@ class RopeSpec:
         if turned == 0 or (turned == head_dim and not self.interleaved):
             return None
         every = torch.arange(head_dim)
-        pairs, kept = (every[-turned:], every[:-turned]) if self.at_end else (every[:turned], every[turned:])
+        pairs, plain = (every[-turned:], every[:-turned]) if self.at_end else (every[:turned], every[turned:])
         first, second = (pairs[0::2], pairs[1::2]) if self.interleaved else pairs.chunk(2)
-        half = len(kept) // 2
-        return torch.cat([first, kept[:half], second, kept[half:]])
+        half = len(plain) // 2
+        return torch.cat([first, plain[:half], second, plain[half:]])
 
 
 NO_ROPE = RopeSpec(theta=1.0, rotary_dim=0)

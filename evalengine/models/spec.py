@@ -67,7 +67,7 @@ class Block:
     mixture: Mixture | None = field(default=None, metadata=LATER)  # instead of the one feed-forward
     recurrence: Recurrence | None = field(default=None, metadata=LATER)  # instead of attention
     output_gate: bool = field(default=False, metadata=LATER)  # whether attention's output is times sigmoid(gate(x))
-    beside_attention: bool = field(default=False, metadata=LATER)  # whether the recurrence has attention beside it
+    beside_attention: bool = field(default=False, metadata=LATER)  # whether the recurrence is parallel to attention
     only: Literal["mixer", "feed-forward"] | None = field(default=None, metadata=LATER)  # the one branch, if it is one
     multipliers: Multipliers | None = field(default=None, metadata=LATER)
     latent: Latent | None = field(default=None, metadata=LATER)  # what keys and values are products of, if not of x

@@ -108,7 +108,7 @@ class WeightNames:
 
     def _split(self, spec: ModelSpec, block: Block, part: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         recurrence, q, kv = block.recurrence, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        # A feed-forward beside experts is the expert that all tokens share.
+        # A feed-forward next to experts is the expert that all tokens share.
         feed_forward, inner = "mlp", spec.intermediate_size
         if block.mixture is not None:
             feed_forward, inner = "mlp.shared_expert", block.mixture.shared_size
@@ -241,8 +241,8 @@ def _reordered(spec: ModelSpec, layer: int, part: str, tensor: Tensor) -> Tensor
         pairs = replace(rope, rotary_dim=None).head_order(turned)
         if pairs is None or tensor.shape[0] < turned:
             return tensor
-        kept = torch.arange(tensor.shape[0] - turned)
-        return tensor[torch.cat([kept, pairs + len(kept)]).to(tensor.device)]
+        plain = torch.arange(tensor.shape[0] - turned)
+        return tensor[torch.cat([plain, pairs + len(plain)]).to(tensor.device)]
     if part.rstrip(".0123456789") not in _OF_HEADS:
         return tensor
     order = rope.head_order(spec.head_dim)

@@ -136,7 +136,7 @@ class Journal:
         self.finished.update((key, answer) for key, _, answer in entries)
 
     def note(self, key: RecordKey, answer: Answer) -> None:
-        """Adds a request whose answer is kept elsewhere, and writes no line: a resumed run finds it there again."""
+        """Adds a request whose answer is stored elsewhere, and writes no line: a resumed run finds it there again."""
         self.finished[key] = answer
 
     def forget(self, keys: Set[RecordKey]) -> None:
@@ -144,9 +144,9 @@ class Journal:
         self.close()
         try:
             lines = read_bytes(self.path).splitlines(keepends=True)
-            kept = b"".join(line for line in lines if record_key(_body(line).get("key")) not in keys)
-            write_whole(self.path, lambda path: path.write_bytes(kept))
-            self.file = LineFile(self.path, len(kept))
+            remaining = b"".join(line for line in lines if record_key(_body(line).get("key")) not in keys)
+            write_whole(self.path, lambda path: path.write_bytes(remaining))
+            self.file = LineFile(self.path, len(remaining))
         except OSError as error:
             raise write_failed(self.path, error) from error
         self.finished = {key: answer for key, answer in self.finished.items() if key not in keys}

@@ -55,7 +55,7 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
         del settings[name]
     for name in (*SCHEDULE_FIELDS, "dtype", *FAST_IDENTITY_KEYS):
         del settings["engine"][name]
-    del settings["logprobs"]  # how much is kept of a result; the requests' hash tells such runs apart where one resumes
+    del settings["logprobs"]  # how much is stored; the requests' hash distinguishes such runs where one resumes
     del settings["groups"]  # they say how results are added up
     for task in settings["tasks"].values():
         for name in ("dataset", "fewshot_file", "cluster", "items", "alias"):

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-AGAIN = "give the same command again: it resumes what is kept"
+AGAIN = "rerun the command to resume"
 SECONDS_TO_HEAR = 1.0  # how long the main thread may take to hear a signal
 SECONDS_TO_COME_BACK = 3.0  # and to come back from native code, once others know that it is `stuck` there
 stuck = threading.Event()  # a second signal came, which the main thread does not hear: what it waits for is to end
@@ -96,7 +96,7 @@ def raise_what_was_taken() -> None:
 
 
 def say(interrupt: KeyboardInterrupt) -> int:
-    """Says on standard error what ended the command, and what is kept; returns the exit code."""
+    """Says on standard error what ended the command, and what can be resumed; returns the exit code."""
     number = signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT
     from evalengine.plain_text import warn  # the signals are watched before anything else is imported
 
@@ -105,8 +105,8 @@ def say(interrupt: KeyboardInterrupt) -> int:
 
 
 def _text(number: int, *folders: str) -> str:
-    kept = f"finished requests are kept in {folders[0]}; the same command resumes" if folders else AGAIN
-    return f"{'Terminated' if number == signal.SIGTERM else 'Interrupted'}: {kept}."
+    state = f"finished requests are in {folders[0]}; the same command resumes" if folders else AGAIN
+    return f"{'Terminated' if number == signal.SIGTERM else 'Interrupted'}: {state}."
 
 
 def _take(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Work that a forked process does beside this one, on another core: parts of a large run's prompts, files and page.
+"""Work in forked processes, on other cores: parts of a large run's prompts, files and page.
 
 The child inherits what the work reads, so only its result is copied. It must not compute with torch: of a process that
 holds a GPU and threads, the child has the memory alone.

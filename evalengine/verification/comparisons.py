@@ -183,7 +183,7 @@ def verify_row_variants(
     variants: RowVariants,
     rows: int = 37,
 ) -> None:
-    """`verify_rows` for what row kernels compute beside Llama's: a model's norms, and RoPE's tables in float32."""
+    """`verify_rows` for variants of row kernels: a model's norms, and RoPE's tables in float32."""
     random = operands.Random(dtype, device)
     of_heads: list[dict[str, Any]] = [{}] if variants.wide_rope else []
     for kind, offset, cast_first, with_bias in variants.norms:

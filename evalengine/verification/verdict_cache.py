@@ -1,4 +1,4 @@
-"""Verdicts of `verify`, kept as JSON between processes for as long as nothing that can change one has changed."""
+"""Verdicts of `verify`, cached as JSON between processes until something that can change one changes."""
 
 from __future__ import annotations
 

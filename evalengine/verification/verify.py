@@ -69,7 +69,7 @@ def verify(
     "failed": [...], "cached": bool, "seconds": s}. Schedules that a cached verdict dropped are excluded in
     this process, too.
 
-    The verdict is made and kept in parts (products, rows, attention for each page size), so that another page size
+    The verdict is made and cached in parts (products, rows, attention for each page size), so that another page size
     costs only its own part.
 
     contract_version: a cached verdict holds for this one only. lm_head_rows: the most rows that lm_head computes at
@@ -149,7 +149,8 @@ def together(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _part(
     key: dict[str, Any], run: Callable[[KernelsVerdict], None], device: torch.device, known: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """One part's verdict. known: what the cache keeps under this key; None if it has to be found, and is kept then."""
+    """One part's verdict. known: the cached verdict under this key; None if it has to be computed, and is cached
+    then."""
     if known is not None:
         for drop in known["dropped"]:
             exclude(drop)

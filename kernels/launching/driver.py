@@ -25,7 +25,7 @@ from torch import Tensor
 
 from evalengine.kernels.torch_private import current_device, raw_stream
 
-# Tensor maps kept for one parameter: each layer's weight needs one, and each recycled activation a few.
+# Tensor maps cached for one parameter: each layer's weight needs one, and each recycled activation a few.
 MAX_MAPS = 1 << 12
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 MAP_KEYS = {"swizzle", "elem_size", "elem_type", "block_size", "fp4_padded"}
@@ -120,7 +120,7 @@ class Repeat:
     """One launch, laid out: `repeat(*tensors)` makes it again with other tensors in the places `varying`.
 
     The compiled kernel and the grid were chosen for the first tensors, so the others must have their dtype, shape,
-    strides, device and address modulo 16. The arguments that do not vary are kept alive.
+    strides, device and address modulo 16. The arguments that do not vary stay alive.
     """
 
     def __init__(self, kernel: DriverKernel, grid: tuple[int, int, int], args: tuple, varying: Sequence[int]) -> None:

@@ -118,7 +118,7 @@ def test_decode_is_compared_with_the_bytes_it_must_read() -> None:
     assert isinstance(decode, Timing), decode
     assert decode.work == 2 * 2 * 70 * 16 * 2  # k and v have two sequences of 70 tokens, one head of 16, 2 bytes each
     assert decode.ratio == pytest.approx(decode.work / 4e-9 / ((1 << 20) / 1e-6))
-    assert (decode.beside, decode.target) == ("copy bandwidth", 0.5)
+    assert (decode.reference, decode.target) == ("copy bandwidth", 0.5)
 
 
 @pytest.mark.usefixtures("small_attention")
@@ -126,7 +126,7 @@ def test_a_windowed_decode_is_compared_with_a_context_as_long_as_the_window() ->
     timer, _ = fake_timer(ours=6e-6, context_40=5e-6)
     (line,) = (line for line in attention.measure(timer, DEVICE) if line.what == "decode attention, window")
     assert isinstance(line, Timing), line
-    assert line.beside == "context 40" and line.ratio == pytest.approx(1.2) and line.passed is False
+    assert line.reference == "context 40" and line.ratio == pytest.approx(1.2) and line.passed is False
     assert line.work == 2 * 2 * 40 * 16 * 2  # two sequences' k and v of 40 tokens, one head of 16, 2 bytes each
 
 
@@ -134,7 +134,7 @@ def test_a_windowed_decode_is_compared_with_a_context_as_long_as_the_window() ->
 def test_prefill_is_judged_by_sdpas_quickest_kernel() -> None:
     timer, _ = fake_timer(ours=0.5, SDPA_flash=0.4)
     lines = [line for line in attention.measure(timer, DEVICE) if line.what == "causal prefill attention"]
-    measured = {line.beside: line for line in lines if isinstance(line, Timing)}
+    measured = {line.reference: line for line in lines if isinstance(line, Timing)}
     targets = {name: line.target for name, line in measured.items() if line.target}
     assert targets == {"SDPA flash": 0.75}
     assert measured["SDPA flash"].ratio == pytest.approx(0.8)
@@ -305,7 +305,7 @@ def test_recurrences_are_compared_with_fla() -> None:
     timer, timed = fake_timer(ours=2.0, fla_core=1.5)
     lines = list(recurrent.measure(timer, DEVICE))
     assert [line for line in lines if isinstance(line, Failure)] == []
-    compared = [line for line in lines if isinstance(line, Timing) and line.beside == "fla-core"]
+    compared = [line for line in lines if isinstance(line, Timing) and line.reference == "fla-core"]
     assert [(line.what, line.case) for line in compared] == FLA_CASES
     assert all(line.ratio == 0.75 and line.passed is None for line in compared)
     assert len(lines) == 6 + 4 and timed.count("ours") == 6 + 4
@@ -344,4 +344,4 @@ def test_fla_may_be_absent_but_not_broken(monkeypatch: pytest.MonkeyPatch) -> No
     assert all("import of fla.ops.gated_delta_rule" in line.reason and not line.wrong for line in failures)
     monkeypatch.setitem(sys.modules, "fla", None)
     lines = list(recurrent.measure(fake_timer()[0], DEVICE))
-    assert len(lines) == 6 and all(isinstance(line, Timing) and line.beside != "fla-core" for line in lines)
+    assert len(lines) == 6 and all(isinstance(line, Timing) and line.reference != "fla-core" for line in lines)

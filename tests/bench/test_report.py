@@ -25,7 +25,7 @@ ABOUT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "ours", "beside", "target", "ratio", "passed", "verdict"),
+    ("kind", "ours", "reference", "target", "ratio", "passed", "verdict"),
     [
         ("speed", 2.0, 1.9, 0.85, 0.95, True, "reached"),
         ("speed", 2.0, 1.7, 0.85, 0.85, True, "reached"),
@@ -37,10 +37,10 @@ ABOUT: dict[str, Any] = {
     ],
 )
 def test_ratio_and_verdict(
-    kind: Any, ours: float, beside: float, target: float | None, ratio: float, passed: bool | None, verdict: str
+    kind: Any, ours: float, reference: float, target: float | None, ratio: float, passed: bool | None, verdict: str
 ) -> None:
     """A speed must reach a ratio and a time must stay within one; a line without a target is reported only."""
-    line = Timing("what", "case", ours, "beside", beside, kind, target)
+    line = Timing("what", "case", ours, "reference", reference, kind, target)
     assert line.ratio == pytest.approx(ratio)
     assert (line.passed, line.verdict) == (passed, verdict)
 

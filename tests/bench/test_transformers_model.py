@@ -35,7 +35,7 @@ def test_every_case_is_timed_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> N
     )
     lines = list(measure(torch.device(DEVICE), ["Qwen3-0.6B"], SIZES))
     timings = [line for line in lines if isinstance(line, Timing)]
-    assert len(lines) == len(timings) == 8 and all(line.seconds > 0 < line.beside_seconds for line in timings)
+    assert len(lines) == len(timings) == 8 and all(line.seconds > 0 < line.reference_seconds for line in timings)
     assert [line.target for line in timings] == [1.15, 1.15, None, 1.3, None, None, None, None]
     assert timings[1].case == "Qwen3-0.6B, 2 layers, 3 x 7 tokens, padded"
     assert sides == [True, True, False, False] * 8 and not is_batch_invariant_mode()

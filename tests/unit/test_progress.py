@@ -86,7 +86,7 @@ def test_a_sweep_says_what_is_left(
         "30 min left for 3 runs)", "11 min left for 2 runs)", "7 min left for 1 run)"
     ]  # fmt: skip
     assert experiment.run_experiment("noise_floor", swept, run) == 0
-    assert capsys.readouterr().err.count(": kept, it is finished") == 4
+    assert capsys.readouterr().err.count(": finished before") == 4
 
 
 def test_replicas_have_lines_below_the_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

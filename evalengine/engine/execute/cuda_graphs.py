@@ -239,7 +239,7 @@ class DecodeGraphs:
 
     @cached_property
     def _pool(self) -> Any:
-        """The memory pool of all graphs: they run one after another, and little of each one's results is kept."""
+        """The memory pool of all graphs: they run one after another, and little of each one's results is stored."""
         return torch.cuda.graph_pool_handle()
 
     @cached_property
@@ -313,7 +313,7 @@ class DecodeGraphs:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Computes hidden states, greedy tokens and their logprobs; keeps the tokens where the next step may take them.
 
-        The logits are not kept, so that all graphs compute theirs in the same memory. A step that wants more than the
+        The logits are not stored, so that all graphs compute theirs in the same memory. A step that wants more than the
         greedy tokens has the logits computed again from the hidden states.
         """
         inputs = self._inputs

@@ -122,7 +122,7 @@ class Stage:
 class DecodeInputs:
     """The buffers on the device that every graph reads. One or two transfers a step fill them.
 
-    The block tables are kept from step to step: only the rows that have changed are written.
+    The block tables persist from step to step: only the rows that have changed are written.
     """
 
     def __init__(

@@ -41,8 +41,8 @@ class LastTokens:
     def put(self, tokens: Tensor) -> None:
         """Keeps the tokens, int64 [n], of rows 0 ... n - 1. Those past the rows are of a step with guesses, after which
         every token is known on the host."""
-        kept = tokens[: len(self.tokens)]
-        self.tokens[: len(kept)].copy_(kept)
+        fitting = tokens[: len(self.tokens)]
+        self.tokens[: len(fitting)].copy_(fitting)
 
     def resolve(self, ids: Tensor) -> Tensor:
         """Token ids in place of the references among `ids`, int64 [T]. A row whose logits were not finite holds

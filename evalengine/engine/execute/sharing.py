@@ -28,7 +28,7 @@ def least_saved(config: EngineConfig, settings: Settings, spec: ModelSpec) -> in
 
 
 class Sharing:
-    """Finds what the decodes of one step after another share; kept on rank 0, which has the sequences.
+    """Finds what the decodes of one step after another share; on rank 0, which has the sequences.
 
     The first block table is that of the layers that see all keys, if there are any (`kv_layout`); where these layers
     have several, sequences share the same blocks in each. A sequence's lists of pages only grow, by pages that no other

@@ -79,7 +79,7 @@ class GGUFNames:
 
     def own(self, name: str) -> str:
         """`blk.3.attn_q.weight` -> `model.layers.3.self_attn.q_proj.weight`, as the family's tensors are called before
-        those that hold several are split; a name outside the table is kept as it is."""
+        those that hold several are split; a name outside the table stays as it is."""
         if match := re.fullmatch(r"blk\.(\d+)\.([\w.]+)\.(weight|bias)", name):
             layer, role, kind = match.groups()
             end = "" if _BARE.get(role) == kind else f".{kind}"

@@ -229,10 +229,10 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _config(file: Path) -> dict[str, Any]:
-    """config.json's content, with the account of packed weights that ModelOpt wrote beside it."""
-    raw, beside = _object(file), file.parent / PACKED_CONFIG
-    if quantization_of(raw) is None and file.name == CONFIG and (beside.exists() or beside.is_symlink()):
-        raw["quantization_config"] = {"quant_method": "modelopt", **_object(beside)}
+    """config.json's content, with the account of packed weights that ModelOpt wrote next to it."""
+    raw, packing = _object(file), file.parent / PACKED_CONFIG
+    if quantization_of(raw) is None and file.name == CONFIG and (packing.exists() or packing.is_symlink()):
+        raw["quantization_config"] = {"quant_method": "modelopt", **_object(packing)}
     return raw
 
 
@@ -249,8 +249,8 @@ def _warn(unknown: list[str], setting: str, spec: ModelSpec) -> None:
 def _as_stored(spec: ModelSpec, stored: dict[str, StoredTensor], has_dtype: bool) -> ModelSpec:
     """The spec, completed from the weights.
 
-    A head that was saved beside the embedding with other values is not tied to it, whatever the configuration says
-    (typical after an adapter's merge): transformers 5 keeps both, with a warning.
+    A head that was saved in addition to the embedding with other values is not tied to it, whatever the configuration
+    says (typical after an adapter's merge): transformers 5 keeps both, with a warning.
     """
     if not has_dtype:
         spec = dataclasses.replace(spec, dtype=stored_dtype(stored))

@@ -20,8 +20,15 @@ from evalengine.engine.execute.memory import check_weights_fit
 from evalengine.engine.load.adapter import Adapter, resolve_adapter
 from evalengine.engine.load.generation_config import read_processors
 from evalengine.engine.load.hf_folder import folder_spec, model_tensors
-from evalengine.engine.load.kept import Kept, allocate, dummy_forms, kept_packed, load_dummies, load_kept
 from evalengine.engine.load.locate import CONFIG_FILES, Absent, locate, locate_model
+from evalengine.engine.load.packed_weights import (
+    PackedWeights,
+    allocate,
+    dummy_forms,
+    load_dummies,
+    load_packed,
+    select_packed,
+)
 from evalengine.engine.load.shards import (
     DTYPES,
     MAX_NAMES,
@@ -176,7 +183,7 @@ def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM
     spec, names = checkpoint.spec, get_family(checkpoint.spec.architecture).weights
     stored = None
     quantized: dict[str, StoredTensor] = {}  # weights whose inputs are quantised, by the decoder's names
-    kept = Kept({}, {})
+    packed = PackedWeights({}, {})
     if checkpoint.format in ("safetensors", "pytorch"):
         stored = model_tensors(checkpoint.path, checkpoint.spec, checkpoint.adapter, checkpoint.format)
         needed = [*checkpoint_tensors(DecoderForCausalLM(spec, _without_storage(ops)))]
@@ -188,22 +195,22 @@ def load_model(checkpoint: Checkpoint, ops: Ops, max_model_len: int) -> CausalLM
                     quantized[own] = header
         fit.check(checkpoint)
         if ops.keeps_packed:
-            kept = kept_packed(spec, names, stored, needed)
-            stored = {name: header for name, header in stored.items() if name not in kept.files}
+            packed = select_packed(spec, names, stored, needed)
+            stored = {name: header for name, header in stored.items() if name not in packed.files}
     dummies: dict[str, PackedForm] = {}
     if checkpoint.format == "dummy" and spec.packing is not None:
         needed = [*checkpoint_tensors(DecoderForCausalLM(spec, _without_storage(ops)))]
         dummies = dummy_forms(spec, needed)
-        kept = Kept(dummies if ops.keeps_packed else {}, {})
-    saved = kept.saved_bytes(needed, ops.dtype, ops.tp.size) if kept.forms else 0
+        packed = PackedWeights(dummies if ops.keeps_packed else {}, {})
+    saved = packed.saved_bytes(needed, ops.dtype, ops.tp.size) if packed.forms else 0
     check_weights_fit(checkpoint.spec, ops.dtype, ops.device, max_model_len, ops.tp.size, saved)
-    model, needed = _made(spec, ops, kept)
+    model, needed = _made(spec, ops, packed)
     set_input_rules(needed, quantized)
     fit = _Fit(_targets(needed))
     by_name = {tensor.name: tensor for tensor in needed}
-    load_kept(spec, names, kept, by_name)
+    load_packed(spec, names, packed, by_name)
     load_dummies(dummies, by_name, ops.device)
-    loaded = {*kept.forms, *dummies}
+    loaded = {*packed.forms, *dummies}
     for name in loaded:
         fit.take(name, ops.dtype, fit.targets[name].shape)
     others = {name: target for name, target in fit.targets.items() if name not in loaded}
@@ -321,13 +328,13 @@ def _with_tokenizer(spec: ModelSpec, tokenizer: Any, setting: str) -> ModelSpec:
     return spec
 
 
-def _made(spec: ModelSpec, ops: Ops, kept: Kept) -> tuple[DecoderForCausalLM, list[CheckpointTensor]]:
+def _made(spec: ModelSpec, ops: Ops, packed: PackedWeights) -> tuple[DecoderForCausalLM, list[CheckpointTensor]]:
     """The model with storage for its weights, and the tensors that it needs."""
-    ops.without_storage = bool(kept.forms)
+    ops.without_storage = bool(packed.forms)
     model = DecoderForCausalLM(spec, ops)
-    if kept.forms:
+    if packed.forms:
         ops.without_storage = False
-        allocate(model, [*checkpoint_tensors(model)], kept, ops)
+        allocate(model, [*checkpoint_tensors(model)], packed, ops)
     return model, [*checkpoint_tensors(model)]
 
 

@@ -28,7 +28,7 @@ RUN = 3  # tokens that must have stood before for what followed them to be a gue
 AGREED = 8  # of an answer's tokens before a place that must be the sequence's own, if it has so many
 WORTHWHILE = 0.5  # tokens that the guesses of a step must give for each sequence, on average of what they gave before
 PATIENCE = (16, 256)  # steps without guesses before the next trial: at first, and after many that did not pay
-MEMORY = 1024  # prompts whose answers are kept
+MEMORY = 1024  # prompts whose answers are stored
 ANSWERS = 16  # of a prompt: the newest are looked at
 LEARNING = 0.2  # weight of the newest step in what a kind of guesses gives
 
@@ -72,7 +72,7 @@ class Gain:
 
 @dataclass
 class Drafter:
-    """Makes the guesses of each step; kept by the scheduler.
+    """Makes the guesses of each step; owned by the scheduler.
 
     always: guesses in every step, if need be that the last token comes once more, which is mostly wrong; else guesses
     where they have paid, and occasionally to see whether they would. known_only: guesses are an earlier run's answers.

@@ -1,8 +1,8 @@
 """Encodes texts that share most of their words, each word only once, and many words in one call.
 
 A few-shot prompt of MMLU has 3,000 characters, of which 500 are its own, and is encoded eight times: with and without
-each of four choices. 14,042 documents took 220 s of a core, and 15 s with the lines' ids kept. Without exemplars, texts
-of some 500 characters, they took 8 s in calls of one text each, 2.5 s with each line encoded once, in calls of
+each of four choices. 14,042 documents took 220 s of a core, and 15 s with the lines' ids cached. Without exemplars,
+texts of some 500 characters, they took 8 s in calls of one text each, 2.5 s with each line encoded once, in calls of
 thousands, and 1.4 s with each word: of 1.1 million words 90,000 differ.
 
 Byte-level BPE first cuts a text into words and then works word by word. The known patterns for the words (`PATTERNS`)
@@ -30,8 +30,8 @@ from typing import Any
 from evalengine.engine.text.encode import any_of
 from evalengine.engine.text.tokenizer import added_around
 
-MOST_PIECES = 1 << 18  # pieces kept, some 60 MB of prose; all are dropped when there are more
-MOST_BLOCKS = 1 << 12  # blocks kept, likewise; few-shot prompts of one task have a handful in common
+MOST_PIECES = 1 << 18  # cached pieces, some 60 MB of prose; all are dropped when there are more
+MOST_BLOCKS = 1 << 12  # cached blocks, likewise; few-shot prompts of one task have a handful in common
 BATCH = 1 << 13  # pieces encoded together
 # The space between two words, as `is_boundary` has it. The pattern begins with the space, which Python finds quickest.
 BETWEEN_WORDS = re.compile(r" (?=[0-9A-Za-z])(?<=[!-~] )")

@@ -73,7 +73,7 @@ def answer_of(reply: Reply) -> EndpointAnswer:
 
 
 class AnswersFile:
-    """The file, open for more. `kept` holds its answers.
+    """The file, open for more. `stored` holds its answers.
 
     It consists of whole lines (`LineFile`), one for each place: an answer counts only once its line is written.
     """
@@ -83,7 +83,7 @@ class AnswersFile:
         fails."""
         path = folder / ANSWERS
         try:
-            self.kept, size = _read(path, cleaner) if path.exists() else ({}, 0)
+            self.stored, size = _read(path, cleaner) if path.exists() else ({}, 0)
             self._file = LineFile(path, size)
         except OSError as error:
             raise write_failed(path, error) from error
@@ -91,10 +91,10 @@ class AnswersFile:
     def append(self, place: Place, answer: EndpointAnswer) -> None:
         """Adds the answer of a place that has none. Raises EvalEngineError if the disk fails; the file then is as
         before."""
-        assert place not in self.kept, place
+        assert place not in self.stored, place
         fields = {"number": place[0], "ask": place[1], **vars(answer)}
         self._file.append(json.dumps(fields, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
-        self.kept[place] = answer
+        self.stored[place] = answer
 
     def close(self) -> None:
         """Forces the lines to disk and closes the file; further calls do nothing. Raises EvalEngineError if the disk

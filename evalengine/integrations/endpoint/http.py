@@ -37,7 +37,7 @@ AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)  # statuses after which th
 FOR_ALL = (301, 302, 303, 307, 308, 401, 402, 404, 405, 407)
 FILTERED = ("content_filter", "content_policy_violation")  # error codes that a content filter uses instead of a status
 LONGEST_WAIT = 60.0  # seconds between two attempts
-LONGEST_ASKED_WAIT = 600.0  # seconds of a Retry-After that are kept
+LONGEST_ASKED_WAIT = 600.0  # the longest Retry-After that is honoured, seconds
 MAX_BYTES = 1 << 26  # of an answer
 MAX_ERROR_BYTES = 1 << 20
 # (the address, a request's JSON, seconds) -> the response's JSON. After an OSError or ValueError it is sent again.

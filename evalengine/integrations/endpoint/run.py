@@ -58,7 +58,7 @@ def run(config: Config) -> Path:
     """Runs the configured tasks through `config.model.api`; returns the run's folder. The same command resumes.
 
     Raises: ConfigError for settings and tasks that an endpoint cannot do, before a request is sent; EvalEngineError for
-    requests that failed after all retries, once the others are kept.
+    requests that failed after all retries, once the others are stored.
     """
     started, begin = time.time(), time.perf_counter()
     planned = endpoint_plan(config)
@@ -97,7 +97,7 @@ def _answers(
     again; rejected requests are, since the account or the filter may have changed."""
     file = AnswersFile(folder.path, client.cleaner)
     try:
-        answers = file.kept
+        answers = file.stored
         places = [(number, ask) for ask in range(config.endpoint.repeats) for number in range(len(planned.bodies))]
         todo = [place for place in places if place not in answers]
         if answers and config.progress:

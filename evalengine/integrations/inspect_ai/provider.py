@@ -48,14 +48,14 @@ OF_THE_MODEL = (
 )
 OF_A_RUN = ("batch_invariant", "numerics", "enable_thinking", "chat_template_args", "chat_template_date")
 OF_THE_ENGINE = tuple(item.name for item in fields(EngineConfig))
-RECORD = "record"  # a folder for the run that the answers are kept as
+RECORD = "record"  # a folder for the run that records the answers
 
 LIMITS = ServeSettings()
 STOP_REASONS: dict[str, Any] = {"stop": "stop", "length": "max_tokens"}
 BUILT = ("temperature", "top_p", "top_k", "max_tokens", "num_choices", "seed", "stop_seqs", "logprobs", "top_logprobs")
 # Options that inspect_ai implements, and how requests are sent: no answer depends on these. All others would change
 # one.
-BESIDE = ("max_retries", "timeout", "attempt_timeout", "stream_idle_timeout", "max_connections", "adaptive_connections",
+IGNORED = ("max_retries", "timeout", "attempt_timeout", "stream_idle_timeout", "max_connections", "adaptive_connections",
           "system_message", "parallel_tool_calls", "internal_tools", "max_tool_output", "cache_prompt", "cache",
           "batch", "fallback_models", "fail_on_refusal", "reasoning_summary", "reasoning_history",
           "extra_headers")  # fmt: skip
@@ -89,12 +89,12 @@ class EvalEngineAPI(ModelAPI):
         self._recorder = None if self._run is None else Recorder(self._run)
         self._engine = EngineThread(self._llm)
         self._engine.start()
-        atexit.register(self.close)  # `inspect eval` closes no model, and a run that is kept must be finished
+        atexit.register(self.close)  # `inspect eval` closes no model, and a recorded run must be finished
 
     async def generate(
         self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
     ) -> ModelOutput:
-        """The model's answers. Raises ValueError for what is not built, and for an answer that cannot be kept."""
+        """The model's answers. Raises ValueError for unsupported options, and for an answer that cannot be recorded."""
         try:
             ask = await asyncio.to_thread(self._ask, input, tools, tool_choice, config)
             if ask is None:
@@ -121,7 +121,7 @@ class EvalEngineAPI(ModelAPI):
         config: GenerateConfig,
     ) -> Ask | None:
         """The engine's request; None if the prompt fills the model's context."""
-        if refused := [name for name, value in config if value is not None and name not in (*BUILT, *BESIDE)]:
+        if refused := [name for name, value in config if value is not None and name not in (*BUILT, *IGNORED)]:
             raise ApiError(400, f"{refused[0]}: not built; leave it out")
         if tool_choice not in ("auto", "none"):
             raise ApiError(400, f"tool_choice={tool_choice!r}: not built; auto and none are")
@@ -169,7 +169,7 @@ class EvalEngineAPI(ModelAPI):
         return self._llm.config.max_num_seqs
 
     def close(self) -> None:
-        """Ends the engine, and finishes the run that its answers are kept as. Idempotent."""
+        """Ends the engine, and finishes the run that records its answers. Idempotent."""
         atexit.unregister(self.close)
         self._engine.stop(halt=True)
         run, self._run = self._run, None

@@ -163,7 +163,7 @@ class EvaluationRecorder:
 
 
 def _free(path: Path) -> Path:
-    """The path, or one beside it if another evaluation of the same second has the same digest."""
+    """The path, or one next to it if another evaluation of the same second has the same digest."""
     number, free = 1, path
     while free.exists():
         number += 1
@@ -181,7 +181,7 @@ class Place:
 
     @property
     def folder(self) -> Path:
-        """<output path>/<model>, with the characters that lm-eval replaces; beside an output path that is a file."""
+        """<output path>/<model>, with the characters that lm-eval replaces; next to an output path that is a file."""
         if self.root.suffix == ".json":
             return self.root.parent
         sanitized = getattr(getattr(self.tracker, "general_config_tracker", None), "model_name_sanitized", None)
@@ -200,7 +200,7 @@ def find_place(output_dir: str | None, model: str) -> Place | None:
         return _writable(Place(Path(path), model, tracker), "--output_path") if path else None
     if path and os.path.realpath(path) != os.path.realpath(output_dir):
         raise ConfigError(
-            f"output_dir={output_dir}: lm-eval writes its results to {path}, and records lie beside them; leave "
+            f"output_dir={output_dir}: lm-eval writes its results to {path}, and records are written next to them; leave "
             "output_dir out, or name the same folder"
         )
     return _writable(Place(Path(output_dir), model, tracker), "output_dir")

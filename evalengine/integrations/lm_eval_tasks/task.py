@@ -285,7 +285,7 @@ def _theirs(metric: str, function: Callable[[list[Any]], Any]) -> Aggregation:
 
 
 def bootstrap_stderr(f: Callable[[list[Any]], float], xs: list[Any], iters: int) -> float:
-    """lm-eval's function of this name, draw for draw. Its pool forks a process for each core beside threads that may
+    """lm-eval's function of this name, draw for draw. Its pool forks a process for each core while threads that may
     hold locks, which stay locked there: a run of `bleu` waited for one for ten minutes."""
     from lm_eval.api.metrics import sample_stddev
 

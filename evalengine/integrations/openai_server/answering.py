@@ -61,7 +61,7 @@ class Submission:
         self, ask: Ask, engine: EngineThread, mailbox: Mailbox | None = None, grammar: Grammar | None = None
     ) -> None:
         """mailbox: of the event loop that runs, shared by its requests; None: one of its own. grammar: the compiled one
-        of the ask, kept here so that the engine does not compile it."""
+        of the ask, referenced here so that the engine does not compile it."""
         self.grammar = grammar
         self.ask, self._engine = ask, engine
         self._events: asyncio.Queue[Event] = asyncio.Queue()

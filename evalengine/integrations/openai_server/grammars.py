@@ -143,7 +143,7 @@ class Grammars:
         return self.library
 
     def compiled(self, wanted: AnswerGrammar, count: int) -> grammar.Grammar:
-        """The grammar, built for so many sequences, to be kept until the engine has answered.
+        """The grammar, built for so many sequences, to be referenced until the engine has answered.
 
         Raises: ApiError for one that is not supported.
         """

@@ -147,7 +147,7 @@ class ServedRun:
 
 
 def recorded(request: Request) -> Request:
-    """The request as it is kept: without alternatives, which no digest holds, and with noise of its own."""
+    """The request as it is recorded: without alternatives, which no digest holds, and with noise of its own."""
     if isinstance(request, GenerateRequest):
         return with_own_noise(replace(request, params=replace(request.params, logprobs=0)))
     return replace(request, logprobs=0)

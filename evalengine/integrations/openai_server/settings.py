@@ -28,7 +28,7 @@ class ServeSettings:
     """The server's own settings."""
 
     host: str = "127.0.0.1"
-    record: str = ""  # a folder for runs: every answer is a leaf of one; "": nothing is kept
+    record: str = ""  # a folder for runs: every answer is a leaf of one; "": nothing is recorded
     port: Annotated[Whole, Ge(0), Le(65_535)] = 8000  # 0: any that is free
     max_tokens: Least0 = 0  # the most that one choice may ask for; 0: as many as the model's context holds
     max_choices: Least1 = 1024  # of one request: its prompts times n

@@ -118,7 +118,7 @@ class _Crew:
             return ProgramVerdict("failed", f"the process that watches it was ended {ATTEMPTS} times")
         raise EvalEngineError(
             f"the processes that run a program were ended from outside {ATTEMPTS} times; with more free memory the "
-            "same command goes on, and what was generated is kept"
+            "same command continues, with what was generated"
         )
 
     def _cure(self, ending: dict[str, str]) -> str:

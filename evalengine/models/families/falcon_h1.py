@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba-2 beside each other in every layer, and factors of nearly every product."""
+"""Falcon-H1: attention and Mamba-2 in parallel in every layer, and factors of nearly every product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma: norm weights kept less one, an embedding times sqrt(hidden size), and a GELU.
+"""Gemma: norm weights stored minus one, an embedding times sqrt(hidden size), and a GELU.
 
 Of Gemma 1 and CodeGemma transformers takes the tanh's approximation of a GELU, whatever name the file has for it.
 Gemma 2 and 3 have norms around both branches. Gemma 2 caps its scores and its logits; Gemma 3 norms each head's query

@@ -1,4 +1,4 @@
-"""GPT-NeoX, of which Pythia is the family: layer norms, branches beside each other, RoPE on a quarter of a head."""
+"""GPT-NeoX, of which Pythia is the family: layer norms, parallel branches, RoPE on a quarter of a head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen3 with experts in some layers or in all; Qwen2's have a shared expert with a gate beside them."""
+"""Qwen2 and Qwen3 with experts in some layers or in all; Qwen2's also have a shared expert with a gate."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def base_of(module: PreTrainedModel) -> tuple[str, nn.Module]:
         base = module._modules.get(name)
         if base is not None:
             if "position_ids" not in inspect.signature(base.forward).parameters:
-                raise ConfigError("it takes no positions, so that sequences cannot lie beside each other")
+                raise ConfigError("it takes no positions, so sequences cannot share a batch")
             return name, base
     raise ConfigError("it has no part that makes hidden states")
 

@@ -3,7 +3,7 @@
 
     T tokens of a step, Hq/Hkv heads, D head_dim of q and k, Dv that of v, k experts of each token.
 
-A module's attention layers hand q, k, v and what their attention has beside them to whatever `attach` gave them: a
+A module's attention layers hand q, k, v and the other arguments of their attention to whatever `attach` gave them: a
 `AttentionRecorder`, which only writes down how they attend, or the model's paged attention.
 """
 

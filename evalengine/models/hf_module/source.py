@@ -47,8 +47,8 @@ def text_of(raw: Mapping[str, Any]) -> str:
         raise ConfigError(f"model_type={shown(model_type)}: transformers {transformers.__version__} has no such model")
     if raw.get("quantization_config") is not None:
         raise ConfigError("quantization_config: packed weights are not supported; use the unquantised checkpoint")
-    kept = {name: value for name, value in raw.items() if name not in _LEFT_OUT and not name.startswith("_")}
-    config = _configuration(model_type, kept)
+    public = {name: value for name, value in raw.items() if name not in _LEFT_OUT and not name.startswith("_")}
+    config = _configuration(model_type, public)
     model = _class(config)
     named = raw.get("architectures") or [model.__name__]
     if named != [model.__name__]:

@@ -2,7 +2,7 @@
 
 Two things are asked. The audit of the batch-invariant mode names every op of the module that has no promise. And three
 short sequences in one step must give the rows that each gives alone, in parts, so that what no op shows is seen,
-too: a state beside the KV pool, positions that are not those given, a capacity that a batch shares.
+too: a state outside the KV pool, positions that are not those given, a capacity that a batch shares.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ LENGTHS = (1, 13, 6)  # tokens of the sequences, those of one token first
 WHOLE: list[tuple[int, int] | None] = [(0, length) for length in LENGTHS]
 PARTS = (5, 1, 7)  # of the second one: a prompt's beginning, a decode, the rest
 PAGE = 4
-FAST_ERROR = 0.25  # of a row at `fast`, beside its norm: bf16's errors are a tenth of that, another row's is above 1
+FAST_ERROR = (
+    0.25  # of a row at `fast`, relative to its norm: bf16's errors are a tenth of that, another row's is above 1
+)
 
 
 @torch.inference_mode()
@@ -95,8 +97,8 @@ def _compare(model: TransformersForCausalLM, together: list[Tensor], alone: list
             same = torch.equal(one.nan_to_num(), other.nan_to_num())
         if not same:
             raise ConfigError(
-                f"{what}: a sequence beside others, or in parts, is not computed as it is alone, so the engine cannot "
-                "serve it: it keeps something beside keys and values, or mixes the rows of a batch"
+                f"{what}: a sequence in a batch, or in parts, is not computed as it is alone, so the engine cannot "
+                "serve it: it stores something other than keys and values, or mixes the rows of a batch"
             )
 
 

@@ -112,11 +112,11 @@ def model_arguments(run: Run) -> dict[str, str]:
     return {name: str(value) for name, value in run.model_args.items() if name in MODEL_NAMES}
 
 
-def resumed_words(run: Run, kept: int) -> str:
+def resumed_words(run: Run, resumed: int) -> str:
     """The effect of an interruption on the bits of a fast run; completes a sentence about it."""
     return (
-        f"was interrupted and resumed under fast numerics ({kept} of {len(run.items)} requests kept), so its batches, "
-        "on which such bits depend, were others than those of an unbroken run"
+        f"was interrupted and resumed under fast numerics ({resumed} of {len(run.items)} requests resumed), so its "
+        "batches, on which such bits depend, differ from those of an uninterrupted run"
     )
 
 

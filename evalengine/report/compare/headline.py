@@ -170,8 +170,8 @@ def changed_words(c: Comparison) -> str:
         return "no answer changed"
     alone = sum(c.answers.get(change, 0) for change in OF_ANSWER)
     parts = [counted(documents - alone, "score"), counted(alone, "answer") + " only"]
-    kept = [part for part, number in zip(parts, (documents - alone, alone), strict=True) if number]
-    return f"{counted(documents, 'document')} changed: {', '.join(kept)}"
+    counts = [part for part, number in zip(parts, (documents - alone, alone), strict=True) if number]
+    return f"{counted(documents, 'document')} changed: {', '.join(counts)}"
 
 
 def scope(c: Comparison) -> str:

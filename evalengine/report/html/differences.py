@@ -115,7 +115,7 @@ def _output(c: Comparison, key: Key, d: Divergence | None, room: int) -> dict[st
     after = [beginning(text[at:], room * 3 // 8) for text in (x, y)]
     item = {"name": item_name(key), "before": before, "cut_before": len(before) < at, "position": None, "gap": None}
     item["texts"] = after if have_texts else None
-    item["cut"] = [at + len(kept) < len(text) for kept, text in zip(after, (x, y), strict=True)]
+    item["cut"] = [at + len(shown_text) < len(text) for shown_text, text in zip(after, (x, y), strict=True)]
     if d is not None:
         item |= {"position": d.position, "gap": d.gap, "near_tie": d.near_tie, "ids": [d.tokens_a, d.tokens_b]}
         item["logprobs"] = [_number(d.logprob_a), _number(d.logprob_b)]

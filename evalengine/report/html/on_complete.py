@@ -11,7 +11,7 @@ from evalengine.plain_text import warn, warn_of_bug
 
 
 def write_list(folder: Path) -> None:
-    """Writes anew the list of all runs beside a finished one."""
+    """Rewrites the list of all runs next to a finished one."""
     from evalengine.report.read.names import root_of
 
     refresh_index(root_of(folder))

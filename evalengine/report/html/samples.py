@@ -17,7 +17,7 @@ from evalengine.report.read.run import Item, RunData, ScoreKey
 from evalengine.util.forked import spread
 
 BUDGET = 20_000_000  # bytes of compressed texts in a page; the limits below shrink until they fit
-# Characters kept of a (prompt, other text), a quarter as many tokens: few-shot examples are the first to go.
+# Characters shown of a (prompt, other text), a quarter as many tokens: few-shot examples are the first to go.
 LIMITS = ((20_000, 20_000), (6_000, 20_000), (2_000, 20_000), (1_000, 6_000), (600, 2_000), (300, 600), (150, 200),
           (60, 80))  # fmt: skip
 FEW = 2_000  # documents whose texts are made and measured; of more, the size is estimated first
@@ -77,7 +77,7 @@ class Truncator:
 
     @property
     def tokens(self) -> int:
-        """How many tokens of an output are kept."""
+        """How many tokens of an output are shown."""
         return self.limits[1] // 4
 
     def _cut(self, text: str, limit: int, head: int) -> str | list[Any]:

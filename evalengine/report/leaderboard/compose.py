@@ -17,7 +17,7 @@ from evalengine.report.stats.pass_at_k import with_pass_at_k
 from evalengine.report.stats.scores import Scores
 from evalengine.report.stats.significance import holm
 
-FEW = 10  # so many tasks are each tested beside their average; of more, only averages are, with the tasks as parts
+FEW = 10  # so many tasks are each tested in addition to their average; of more, only averages are, with the tasks as parts
 LISTED = 3  # intervals that a caution names
 EXPECTED = tuple(text for name, text in CONTENT.items() if name != "contract_version")  # models differ in these
 

@@ -13,7 +13,7 @@ from evalengine.report.leaderboard.sheets import between, signed, titled, value_
 from evalengine.report.numbers import in_range
 
 WIDTH, HEIGHT = 640, 240  # a curve's size in a file of its own
-PAGE_WIDTH = 380  # a curve's width on a page: about its CSS pixels, beside another and on a phone
+PAGE_WIDTH = 380  # a curve's width on a page: about its CSS pixels, next to another and on a phone
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 34, 40
 FIGURES = 4  # characters for which an x label has room at least
 STYLE = """

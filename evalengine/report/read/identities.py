@@ -107,7 +107,7 @@ def section(run: Run, name: str) -> Mapping[str, Any]:
 def _identity(run: Run, alike: bool) -> dict[str, Any]:
     """The run's identity; lm-eval's model arguments taken apart, and its generation settings under our name
     where it meets a run of another program. Where our engine ran lm-eval's tasks, the model is known by its content:
-    what it was called counts only beside a run of lm-eval's own."""
+    what it was called counts only in a comparison with a run of lm-eval's own."""
     identity = dict(run.identity)
     if isinstance(identity.get("model_args"), str):
         identity["model_args"] = run.model_args

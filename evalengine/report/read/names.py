@@ -27,7 +27,7 @@ from evalengine.report.read.run import Key, Run
 from evalengine.util.plain_files import read_json
 
 RESULTS = Path("results")  # output_dir's default
-INDEX = "index.html"  # the list of all runs that lies beside them
+INDEX = "index.html"  # the list of all runs, next to them
 SWEEP_PLACE = re.compile(r"\d+-.*")  # an experiment's folder for one of its runs: `<number>-<settings>/<run>`
 GATE_PLACE = re.compile(r"gate-\d{8}T\d{6}-.*")  # the folder that `gate --keep` makes for its run
 SWEEP_FORMAT = "evalengine.sweep"  # the format that an experiment's last file names
@@ -72,7 +72,7 @@ def _distinct(folders: Iterable[Path]) -> list[Path]:
 
 
 def root_of(run: Path) -> Path:
-    """The folder that holds a run beside others; of an experiment's run, the folder that holds the experiment."""
+    """The folder that holds a run and others; of an experiment's run, the folder that holds the experiment."""
     above = run.resolve().parent
     return above.parent.parent if SWEEP_PLACE.fullmatch(above.name) else above
 
@@ -237,6 +237,6 @@ def item_name(key: Key) -> str:
 
 
 def document_name(key: Key) -> str:
-    """An item's name beside its task's: `3`, or `3 request 1`."""
+    """An item's name after its task's: `3`, or `3 request 1`."""
     _, doc, request, repeat = key
     return str(doc) + (f" request {request}" if request else "") + (f" repeat {repeat}" if repeat else "")

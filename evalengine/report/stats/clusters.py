@@ -19,8 +19,8 @@ RARE = 10  # as many whole successes (or failures): with fewer, intervals of a m
 
 
 def across_tasks(task: str, names: Sequence[str]) -> list[str]:
-    """The clusters of a task's documents where documents of other tasks stand beside them: its own, but for those of a
-    set of items that several tasks ask (`TaskConfig.items`), whose names begin with the set's."""
+    """The clusters of a task's documents where they are compared with documents of other tasks: its own, but for those
+    of a set of items that several tasks ask (`TaskConfig.items`), whose names begin with the set's."""
     from evalengine.config.schema import ITEM_MARK  # the settings load pydantic's models, which few comparisons need
 
     sets = {name.partition(ITEM_MARK)[0] if ITEM_MARK in name else None for name in names}

@@ -14,9 +14,9 @@ EPSILON = 1e-9  # how far a mean of 0s and 1s lies from a multiple of 1 / n by r
 
 
 def with_pass_at_k(run: Run) -> Run:
-    """The run with pass@k, k = 2, 4, 8, ... and n, beside each metric that is the mean of a document's n samples, right
-    or wrong: pass@1 is that metric itself. Runs of lm-eval, which scores the first sample only, stay as they are, and
-    so do filters for which the task has reported pass@k itself."""
+    """The run with pass@k, k = 2, 4, 8, ... and n, in addition to each metric that is the mean of a document's n
+    samples, right or wrong: pass@1 is that metric itself. Runs of lm-eval, which scores the first sample only, stay as
+    they are, and so do filters for which the task has reported pass@k itself."""
     if run.by_lm_eval:
         return run
     samples: dict[tuple[str, int], int] = {}

@@ -161,7 +161,7 @@ def floor_table(sweep: Sweep) -> Sheet:
 
 
 def verdict(sweep: Sweep) -> str:
-    """Whether the promise was kept, and how much the fast runs move, on one line."""
+    """Whether all invariant runs agree, and how much the fast runs move, on one line."""
     parts = []
     runs, digests = sweep.digests(fast=False)
     inputs = sweep.num_inputs

@@ -50,7 +50,7 @@ class _Children:
     tp: TensorParallel | None = None
 
     def fail(self, reason: str) -> None:
-        """Ends all children and gives up what the device waits for. Only the first reason is kept."""
+        """Ends all children and gives up what the device waits for. Only the first reason is recorded."""
         if not self.failed.is_set():
             self.reason = reason
             self.failed.set()

@@ -215,7 +215,7 @@ def _close_all_but(pipe: int) -> None:
 
 
 def _limit(limits: dict[str, int], others: int) -> None:
-    """Sets this process's limits. others: processes of this user that the kernel counts beside the program's."""
+    """Sets this process's limits. others: processes of this user that the kernel counts with the program's."""
     seconds = limits["cpu_seconds"]
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))  # the hard limit's signal cannot be ignored
     for name, most in (

@@ -2,7 +2,7 @@
 // The grid: any number of rows, of which only those in sight are elements. Search, filters, sorting, a panel per row.
 (() => {
   const HEIGHT = 36;  // px of a row; page.css has the same
-  const SPARE = 8;  // rows kept ready above and below the sight
+  const SPARE = 8;  // rows rendered above and below the visible ones
   const { make } = report;
   const grids = new Map();
 

@@ -81,7 +81,7 @@ report.picture = (() => {
     }
   }
 
-  /** Stretches an image over a canvas of so many CSS pixels, hard edges kept. */
+  /** Stretches an image over a canvas of so many CSS pixels, with hard edges. */
   function paint(canvas, picture, width, height) {
     Object.assign(canvas, { width: width * ratio(), height: height * ratio() });
     Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });

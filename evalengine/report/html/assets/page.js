@@ -104,10 +104,10 @@ const report = (() => {
   function blocks(name) {
     if (!opened.has(name)) {
       const { items, size } = data("blocks-" + name);
-      const kept = new Map();
+      const cached = new Map();
       const load = (number) => {
-        if (!kept.has(number)) kept.set(number, inflate(document.getElementById(`block-${name}-${number}`).textContent));
-        return kept.get(number);
+        if (!cached.has(number)) cached.set(number, inflate(document.getElementById(`block-${name}-${number}`).textContent));
+        return cached.get(number);
       };
       opened.set(name, { items, size, load, get: async (i) => (await load(Math.floor(i / size)))[i % size] });
     }

@@ -1,5 +1,5 @@
 "use strict";
-// The panel that a row opens: beside the table on a wide screen, over it on a phone.
+// The panel that a row opens: next to the table on a wide screen, over it on a phone.
 (() => {
   const { make } = report;
   let dialog, title, content, grid, shown;

@@ -65,7 +65,7 @@
 
   const mood = (right) => right === null ? "" : right ? "right" : "wrong";
 
-  /** The answer beside what it should have been; the last line of a worked solution is its end. */
+  /** The answer next to the target; the last line of a worked solution is its end. */
   function verdict(found, target) {
     const filter = found.find((one) => typeof one[1] === "string" && judged(one) !== null);
     if (!filter || typeof target !== "string") return [];

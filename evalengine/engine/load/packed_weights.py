@@ -28,7 +28,7 @@ _TRANSPOSED = "mxfp4"  # the method whose weights, as its checkpoints' code has 
 
 
 @dataclass(frozen=True)
-class Kept:
+class PackedWeights:
     """forms: of the decoder's weights that stay packed. files: the files' tensors that have them, by their names."""
 
     forms: Mapping[str, PackedForm]
@@ -48,9 +48,9 @@ class Kept:
         return saved
 
 
-def kept_packed(
+def select_packed(
     spec: ModelSpec, names: WeightNames, stored: Mapping[str, StoredTensor], tensors: list[CheckpointTensor]
-) -> Kept:
+) -> PackedWeights:
     """The weights of layers all of whose weights are packed in one form that the kernels read.
 
     tensors: those that the model needs, on any device.
@@ -71,14 +71,14 @@ def kept_packed(
                 forms.pop(name, None)
     files = {name: header for name, header in stored.items() if {*pieces[name]} & forms.keys()}
     whole = {own for name in files for own in pieces[name]}
-    if whole != forms.keys():  # a file's tensor that is only partly kept
-        return Kept({}, {})
-    return Kept(forms, files)
+    if whole != forms.keys():  # a file's tensor that stays packed only in part
+        return PackedWeights({}, {})
+    return PackedWeights(forms, files)
 
 
-def allocate(model: nn.Module, tensors: list[CheckpointTensor], kept: Kept, ops: Ops) -> None:
-    """Storage for a model that was made without: packed for the weights that are kept, else as `ops` has it."""
-    forms = {tensor.layer: kept.forms[tensor.name] for tensor in tensors if tensor.name in kept.forms}
+def allocate(model: nn.Module, tensors: list[CheckpointTensor], packed: PackedWeights, ops: Ops) -> None:
+    """Storage for a model that was made without: packed for the weights that stay packed, else as `ops` has it."""
+    forms = {tensor.layer: packed.forms[tensor.name] for tensor in tensors if tensor.name in packed.forms}
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in [*module.named_parameters(recurse=False)]:
@@ -93,9 +93,11 @@ def allocate(model: nn.Module, tensors: list[CheckpointTensor], kept: Kept, ops:
             setattr(module, name, made[id(parameter)])
 
 
-def load_kept(spec: ModelSpec, names: WeightNames, kept: Kept, targets: Mapping[str, CheckpointTensor]) -> None:
+def load_packed(
+    spec: ModelSpec, names: WeightNames, packed: PackedWeights, targets: Mapping[str, CheckpointTensor]
+) -> None:
     """Fills the packed layers, each file's tensor by the rows that its pieces have of it."""
-    for name, header in kept.files.items():
+    for name, header in packed.files.items():
         rows = in_layout(header)
         count = rows.codes.shape[0]
         if header.method == _TRANSPOSED:

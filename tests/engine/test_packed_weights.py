@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.execute import memory
 from evalengine.engine.load.hf_folder import model_tensors
-from evalengine.engine.load.kept import in_layout, kept_packed
 from evalengine.engine.load.loader import load_model, resolve_checkpoint, weights_fingerprint
+from evalengine.engine.load.packed_weights import in_layout, select_packed
 from evalengine.engine.load.shards import read_tensors
 from evalengine.errors import ConfigError
 from evalengine.kernels import packed_matmul
@@ -77,10 +77,10 @@ def test_bytes_in_memory_stand_for_the_numbers_that_are_read(method: str, tmp_pa
     checkpoint = without_tokenizer(folder)
     spec, stored = checkpoint.spec, model_tensors(folder, checkpoint.spec)
     needed = [*checkpoint_tensors(without_storage(spec))]
-    kept = kept_packed(spec, get_family(spec.architecture).weights, stored, needed)
-    assert bool(kept.files) == KEPT[method] and {*kept.files} == ({*kept.forms} if KEPT[method] else set())
-    for name, numbers in read_tensors(kept.files):
-        rows = in_layout(kept.files[name])
+    packed = select_packed(spec, get_family(spec.architecture).weights, stored, needed)
+    assert bool(packed.files) == KEPT[method] and {*packed.files} == ({*packed.forms} if KEPT[method] else set())
+    for name, numbers in read_tensors(packed.files):
+        rows = in_layout(packed.files[name])
         moved = PackedRows(*(None if x is None else x.contiguous().to(DEVICE) for x in rows[:3]), rows.form)
         out = torch.empty(rows.shape, dtype=torch.float16, device=DEVICE)
         assert_bitwise_equal(packed_matmul.unpack(moved, out).cpu(), numbers.half().view(rows.shape))
@@ -92,27 +92,27 @@ def test_bytes_in_memory_stand_for_the_numbers_that_are_read(method: str, tmp_pa
 def test_a_model_has_the_unpacked_ones_bytes(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By steps that unpack a weight to memory first, bit by bit; the interpreter's sums follow the tile otherwise."""
     folder = packed_folder(tmp_path, method)[1]
-    unpacked, kept = (native(folder, keeps=keeps) for keeps in (False, True))
-    assert packed_layers(kept) and not packed_layers(unpacked)
+    unpacked, packed = (native(folder, keeps=keeps) for keeps in (False, True))
+    assert packed_layers(packed) and not packed_layers(unpacked)
     ids = tokens(21)
     expected = unpacked.step({"s": ids})["s"]
-    few = kept.step({"s": ids})["s"]
+    few = packed.step({"s": ids})["s"]
     torch.testing.assert_close(few, expected, rtol=1e-4, atol=1e-3)
-    forms = {layer.prepared.form for name, layer in kept.model.named_modules() if name in packed_layers(kept)}
+    forms = {layer.prepared.form for name, layer in packed.model.named_modules() if name in packed_layers(packed)}
     monkeypatch.setattr(packed_matmul, "excluded", forms)
-    assert_bitwise_equal(kept.step({"t": ids})["t"], expected)
+    assert_bitwise_equal(packed.step({"t": ids})["t"], expected)
 
 
 def test_gpt_oss_keeps_its_experts(gpt_oss: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose tensors hold all experts, inputs before outputs, gate and up in turn."""
-    unpacked, kept = (native(gpt_oss[1], keeps=keeps) for keeps in (False, True))
-    assert {name.rsplit(".", 1)[1] for name in packed_layers(kept)} == {"gate_up_proj", "down_proj"}
+    unpacked, packed = (native(gpt_oss[1], keeps=keeps) for keeps in (False, True))
+    assert {name.rsplit(".", 1)[1] for name in packed_layers(packed)} == {"gate_up_proj", "down_proj"}
     ids = tokens(17)
     expected = unpacked.step({"s": ids})["s"]
-    torch.testing.assert_close(kept.step({"s": ids})["s"], expected, rtol=1e-4, atol=1e-3)
-    forms = {layer.prepared.form for name, layer in kept.model.named_modules() if name in packed_layers(kept)}
+    torch.testing.assert_close(packed.step({"s": ids})["s"], expected, rtol=1e-4, atol=1e-3)
+    forms = {layer.prepared.form for name, layer in packed.model.named_modules() if name in packed_layers(packed)}
     monkeypatch.setattr(packed_matmul, "excluded", forms)
-    assert_bitwise_equal(kept.step({"t": ids})["t"], expected)
+    assert_bitwise_equal(packed.step({"t": ids})["t"], expected)
 
 
 def test_dummies_are_packed_as_config_json_says(gpt_oss: tuple[Path, Path]) -> None:
@@ -125,10 +125,10 @@ def test_dummies_are_packed_as_config_json_says(gpt_oss: tuple[Path, Path]) -> N
         ops.keeps_packed = keeps
         model = load_model(dummy, ops, 64)
         layers.append({name: layer.prepared for name, layer in model.named_modules() if hasattr(layer, "prepared")})
-    kept = {name for name, rows in layers[1].items() if isinstance(rows, PackedRows)}
-    assert len(kept) == 4 and all(".mlp.experts." in name for name in kept)
+    packed = {name for name, rows in layers[1].items() if isinstance(rows, PackedRows)}
+    assert len(packed) == 4 and all(".mlp.experts." in name for name in packed)
     for name, rows in layers[1].items():
-        numbers = packed_matmul.unpack(rows, torch.empty(rows.shape, device=DEVICE)) if name in kept else rows
+        numbers = packed_matmul.unpack(rows, torch.empty(rows.shape, device=DEVICE)) if name in packed else rows
         assert_bitwise_equal(numbers, layers[0][name])
         assert 0.015 < numbers.std() < 0.03
 
@@ -137,10 +137,10 @@ def test_dummies_are_packed_as_config_json_says(gpt_oss: tuple[Path, Path]) -> N
 @pytest.mark.parametrize("method", ["awq", "fp8", "nvfp4", "int8", "w4a16 zeros", "mxfp4"])
 def test_on_a_gpu_every_step_has_the_unpacked_models_bytes(method: str, tmp_path: Path) -> None:
     folder = packed_folder(tmp_path, method)[1]
-    unpacked, kept = (native(folder, keeps=keeps, dtype=torch.bfloat16) for keeps in (False, True))
+    unpacked, packed = (native(folder, keeps=keeps, dtype=torch.bfloat16) for keeps in (False, True))
     assert not packed_matmul.excluded
     for count in (1, 21, 60):
-        expected, found = (runner.step({f"s{count}": tokens(count)})[f"s{count}"] for runner in (unpacked, kept))
+        expected, found = (runner.step({f"s{count}": tokens(count)})[f"s{count}"] for runner in (unpacked, packed))
         assert_bitwise_equal(found, expected)
 
 
@@ -155,9 +155,9 @@ def test_a_rank_keeps_its_rows(method: str, rank: int, tmp_path: Path, gpt_oss: 
         ops.keeps_packed, ops.tp = keeps, TensorParallel(rank, 2, object())
         model = load_model(without_tokenizer(folder), ops, 64)
         layers.append({name: layer.prepared for name, layer in model.named_modules() if hasattr(layer, "prepared")})
-    kept = {name: rows for name, rows in layers[1].items() if isinstance(rows, PackedRows)}
-    assert kept
-    for name, rows in kept.items():
+    packed = {name: rows for name, rows in layers[1].items() if isinstance(rows, PackedRows)}
+    assert packed
+    for name, rows in packed.items():
         out = torch.empty(rows.shape, device=DEVICE)
         assert_bitwise_equal(packed_matmul.unpack(rows, out), layers[0][name])
 
@@ -171,8 +171,8 @@ def test_memory_counts_packed_bytes_and_scales(
     asked: list[int] = []
     check = memory._gib
     checkpoint = without_tokenizer(folder)
-    kept = native(folder, keeps=True)
-    packed = [layer.prepared for name, layer in kept.model.named_modules() if name in packed_layers(kept)]
+    packed = native(folder, keeps=True)
+    packed = [layer.prepared for name, layer in packed.model.named_modules() if name in packed_layers(packed)]
     saved = sum(4 * rows.shape.numel() - sum(x.nbytes for x in rows.tensors) for rows in packed)
     saved -= 4 * max(rows.shape.numel() for rows in packed)  # the room to unpack one
     whole = 4 * memory.num_parameters(checkpoint.spec)
