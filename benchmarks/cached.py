@@ -67,7 +67,7 @@ def _fill(settings: Sequence[str]) -> int:
 
 
 def _timed(settings: Sequence[str], output: Path, requests: int) -> dict[str, Any]:
-    """One run in a process of its own. Raises EvalEngineError if it fails, or computes anything."""
+    """One run in its own process. Raises EvalEngineError if it fails, or computes anything."""
     run = timed("benchmarks cache", ["-m", "evalengine", *settings])
     (folder,) = output.glob("*-*")
     cache = load_manifest(folder / MANIFEST, AGAIN).cache

@@ -67,7 +67,7 @@ class Mode:
         self.model: DecoderForCausalLM = DecoderForCausalLM(spec, ops)
 
     def kv_caches(self, pool: Tensor, num_tokens: int) -> list[tuple[Tensor, Tensor]]:
-        """The front of a flat pool as this mode's pages; a slot lies at the same place in memory for every page
+        """The front of a flat pool as this mode's pages; a slot is at the same place in memory for every page
         size."""
         spec = self.spec
         shape = (spec.num_layers, 2, num_tokens // self.block_size, self.block_size, spec.num_kv_heads, spec.head_dim)

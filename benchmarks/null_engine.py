@@ -23,7 +23,7 @@ CHOSEN = 5  # the token that every row finds most probable
 
 
 class NullEngine(Engine):
-    """The engine on a CPU, for any size of vocabulary and as many tokens a sequence as asked for."""
+    """The engine on a CPU, for any size of vocabulary and as many tokens per sequence as requested."""
 
     def __init__(self, vocab_size: int, max_model_len: int, num_kv_blocks: int, **settings: Any) -> None:
         checkpoint = resolve_checkpoint(ModelConfig(name="null", path="asset:tinymath"))

@@ -144,7 +144,7 @@ def of_sample(rows: int, vocab: int, top_k: int, top_p: float, device: torch.dev
     def check(outputs: Sequence[Tensor]) -> None:
         inputs, some_keys, some_positions, tokens = _ends(logprobs, keys, positions, outputs[0])
         temperature, k, p = _ends(temperatures, top_ks, top_ps)
-        noise = gumbel_noise(some_keys, some_positions, vocab)  # The noise is checked in a case of its own.
+        noise = gumbel_noise(some_keys, some_positions, vocab)  # The noise is checked in its own case.
         check_equal("token", tokens, reference.sample(inputs, temperature, k, p, noise))
 
     return RowCase(run, check, nbytes(logprobs, keys, positions, positions))

@@ -69,10 +69,10 @@ def _round(arguments: Namespace, file: Path) -> dict[str, Any]:
     alone = timed("benchmarks served", ["-m", SIDES, "offline", str(file), str(expected), *arguments.settings])
     with _serving(arguments.settings) as (port, process_id):
         before, threads = _cpu_seconds(process_id), thread_times(process_id)
-        asked = timed("benchmarks served", ["-m", SIDES, "client", str(file), str(found), str(port),
+        served = timed("benchmarks served", ["-m", SIDES, "client", str(file), str(found), str(port),
                                             str(arguments.clients)])  # fmt: skip
         server_cpu, waited = _cpu_seconds(process_id) - before, waited_seconds(threads, thread_times(process_id))
-    engine, clients = (json.loads(side.out.splitlines()[-1]) for side in (alone, asked))
+    engine, clients = (json.loads(side.out.splitlines()[-1]) for side in (alone, served))
     answers = read_lines(expected)
     alone_s, served_s = engine["seconds"] - engine["waited_s"], clients["seconds"] - waited
     return {

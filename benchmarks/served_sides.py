@@ -38,7 +38,7 @@ def offline(file: Path, answers: Path, words: Sequence[str]) -> None:
 
 
 def client(file: Path, answers: Path, port: int, clients: int) -> None:
-    """So many clients, each with a connection of its own, ask one request after another until all are answered.
+    """So many clients, each with its own connection, ask one request after another until all are answered.
 
     The protocol is spoken by hand: a client library would take most of the second core.
     """

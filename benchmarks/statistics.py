@@ -51,7 +51,7 @@ from evalengine.report.stats.significance import holm, mcnemar, sign_flip
 
 
 def figures(draws: int, seed: int) -> Iterator[Figure]:
-    """Yields all figures in the report's order, simulated with `draws` each. Every group has a generator of its own."""
+    """Yields all figures in the report's order, simulated with `draws` each. Every group has its own generator."""
     parts = (
         *(_tests, _margins, _related_margins, _averages, _perplexities, _coverage, _power),
         *(jittering, failing, planned, uneven, uneven_margins, rare, risk, heavy, steps, prompts, skewed),

@@ -28,7 +28,7 @@ FEWER = {3: 1, 6: 4, 12: 10}  # draws of so many models are divided by this: the
 
 
 def ranks(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
-    """How often a comparison names a wrong winner anywhere, and how often all true ranks lie in their intervals."""
+    """How often a comparison names a wrong winner anywhere, and how often all true ranks are in their intervals."""
     # Detectable effects take most of the time and change no p-value; a McNemar test depends on two counts alone.
     quick: dict[str, Any] = {name: lambda *_: math.inf for name in ("binary_effect", "mean_effect")}
     quick |= {"detectable_loss": lambda *_: Detectable(math.inf), "mcnemar": cache(paired.mcnemar)}

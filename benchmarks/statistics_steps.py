@@ -32,7 +32,7 @@ def stepped(losses: Floats, count: int, codes: NDArray[np.intp] | None = None) -
 
 
 def steps(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
-    """False verdicts over all looks where the loss is the margin, and what is asked where there is none."""
+    """False verdicts over all looks where the loss is the margin, and the documents needed where there is none."""
     group = "Gates in steps: looks at every document, and at the whole set"
     for count, margin, rate in ((1319, 0.02, 0.0), (1319, 0.02, 0.02), (1319, 0.02, 0.1), (5000, 0.01, 0.02)):
 
@@ -65,13 +65,13 @@ def _asked(
     total = passed = 0
     for _ in range(draws):
         losses = flips(rng, count, rate / 2, rate / 2)
-        for asked in (*range(STEP, count, STEP), count):
-            bound = stepped(losses, asked)
+        for used in (*range(STEP, count, STEP), count):
+            bound = stepped(losses, used)
             if bound.bound <= margin or bound.p_above(margin) <= ALPHA:
                 break
-        total, passed = total + asked, passed + (bound.bound <= margin)
+        total, passed = total + used, passed + (bound.bound <= margin)
     yield Figure(group, "passes without a loss", case, passed / draws, draws)
-    yield Figure(group, "share of the set that is asked without a loss", case, total / draws / count, draws)
+    yield Figure(group, "share of the set that is needed without a loss", case, total / draws / count, draws)
 
 
 def prompts(rng: np.random.Generator, draws: int) -> Iterator[Figure]:

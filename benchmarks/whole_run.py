@@ -1,4 +1,4 @@
-"""Whole runs, each a process of its own: what `benchmarks cache` and `benchmarks harness` time."""
+"""Whole runs, each its own process: what `benchmarks cache` and `benchmarks harness` time."""
 
 from __future__ import annotations
 

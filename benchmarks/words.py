@@ -1,4 +1,4 @@
-"""The arguments and options of `python -m benchmarks`, and of those benchmarks that are commands of their own."""
+"""The arguments and options of `python -m benchmarks`, and of those benchmarks that are separate commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from evalengine.cli.commands import Files, Output, Requests
 from evalengine.errors import ConfigError
 from evalengine.util.command import Namespace
 
-MATMUL_OPTIONS = {"--tune", "--shapes"}  # with one of these `benchmarks matmul` is a command of its own
+MATMUL_OPTIONS = {"--tune", "--shapes"}  # with one of these `benchmarks matmul` is a separate command
 DRAWS, SEED = 1000, 0
 Rounds = Annotated[int, Option(metavar="N", min=1, help="how often each is run")]
 REFERENCE = Path("results/reference")
@@ -150,7 +150,7 @@ KERNELS_AND_STEPS = Benchmark("benchmarks", _kernels_and_steps, "benchmarks.kern
   forward     decode and prefill steps of {" and ".join(MODELS)} (--models: which), native against fast
   transformers  the same models' bodies in transformers, in the batch-invariant mode, against themselves out of it
 
-Commands of their own, which `all` does not include (each has its --help):
+Separate commands, which `all` does not include (each has its --help):
   host        the host's share of whole runs of the engine (python -m evalengine bench throughput), on a CPU
   cache       a run of which every answer is in the cache
   harness     a whole run against its engine alone

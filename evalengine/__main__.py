@@ -1,4 +1,4 @@
-"""The command line: `python -m evalengine [run] [setting=value ...]`, and commands with arguments of their own.
+"""The command line: `python -m evalengine [run] [setting=value ...]`, and commands with their own arguments.
 
 Exit codes: 0 done, 1 failed (for `compare` and `gate`: the runs differ), 2 bad usage or configuration, 130 ended by
 Ctrl-C, 143 by SIGTERM. Standard output holds the result and nothing else (a run's last line is `digest: <64 hex>`);

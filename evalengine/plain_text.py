@@ -17,7 +17,7 @@ from typing import Any
 def printable(text: str) -> str:
     """The text on one line of visible characters, all others as their escapes (U+202E as \\u202e).
 
-    `##[` is broken up, since GitHub takes it for a workflow command wherever it stands in a line of a log, and so are
+    `##[` is broken up, since GitHub takes it for a workflow command anywhere in a line of a log, and so are
     the colons of a text that begins like one (`::error::`).
     """
     if not text.isprintable():

@@ -1,4 +1,4 @@
-"""The versions of the package and of its numerics contract, in a module of their own that every package may import."""
+"""The versions of the package and of its numerics contract, in their own module that every package may import."""
 
 __version__ = "0.1.0"  # pyproject.toml says the same
 CONTRACT_VERSION = 3  # of NUMERICS.md; any change of arithmetic raises it (CONTRIBUTING.md)

@@ -1,4 +1,4 @@
-"""A gate for CI: a run of this change is held to a baseline that lies in git. Exit code 0: merge, 1: do not.
+"""A gate for CI: a run of this change is compared with a baseline in git. Exit code 0: merge, 1: do not.
 
     python examples/ci_gate.py [BASELINE.json]
 

@@ -251,7 +251,7 @@ class Call:
         ))  # fmt: skip
 
     def _reached(self, size: int) -> int:
-        """How many of the parts of `size` positions, which lie at multiples of it, a decode reads at most."""
+        """How many of the parts of `size` positions, at multiples of it, a decode reads at most."""
         parts, window = -(-self.batch.max_decode_kv_len // size), self.variant.window
         return parts if window is None else min(parts, -(-(window - 1) // size) + 1)
 

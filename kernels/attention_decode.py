@@ -256,7 +256,7 @@ def shared_kernel(
 ):  # fmt: skip
     """Program (KV head and part of a tile's rows, first tile): the states of the tiles' rows after the shared blocks.
 
-    The states are m, l [S, Hkv, C, G] and acc [S, Hkv, C, G, DP]. All blocks are whole and lie before every row.
+    The states are m, l [S, Hkv, C, G] and acc [S, Hkv, C, G, DP]. All blocks are whole and precede every row.
     """
     after_previous_kernel()
     head, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS

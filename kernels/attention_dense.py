@@ -134,7 +134,7 @@ def dense_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """q [B, Hq, L, D], k and v [B, Hkv, S, D] -> [B, Hq, L, D], which lies in memory as [B, L, Hq, D].
+    """q [B, Hq, L, D], k and v [B, Hkv, S, D] -> [B, Hq, L, D], in memory [B, L, Hq, D].
 
     bf16, fp16 or fp32, all three alike; any strides. mask: boolean (true where a row sees a key) or float (added to the
     scaled scores), broadcastable to [B, Hq, L, S]. is_causal: row i sees keys 0 ... i. scale: of the scores, within

@@ -80,7 +80,7 @@ def normalized(acc, l):
 
 @triton.jit
 def slots(pages, n, length, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr):
-    """The pool's slots of KV positions n ... n + BLOCK_N: all [N], or for TMA the first, as a block lies in one page.
+    """The pool's slots of KV positions n ... n + BLOCK_N: all [N], or for TMA the first, as a block is in one page.
 
     Positions past `length` get a slot of the sequence's last page; its content is masked.
     """
@@ -94,7 +94,7 @@ def slots(pages, n, length, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.c
 
 @triton.jit
 def in_use(n, low, length, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr):
-    """Whether each of the positions n ... n + BLOCK_N lies before `length` and, with a WINDOW, not before `low`."""
+    """Whether each of the positions n ... n + BLOCK_N is before `length` and, with a WINDOW, not before `low`."""
     position = n + tl.arange(0, BLOCK_N)
     inside = position < length
     if WINDOW is not None:
@@ -161,7 +161,7 @@ def reduce_chunk(
     MASK_ALL: tl.constexpr = False,
 ):  # fmt: skip
     """Reduces the blocks of [start, end) from a fresh state. Those below `unmasked_end` need no mask for any row of
-    the tile, unless they lie before some row's WINDOW. `low`: the lowest position that a row of the tile sees; blocks
+    the tile, unless they are before some row's WINDOW. `low`: the lowest position that a row of the tile sees; blocks
     before it would change nothing, and are skipped. MASK_ALL: one loop, whose blocks are all masked, instead of
     three: less code and fewer registers where there is little to compute."""
     m = tl.full((M,), float("-inf"), tl.float32)
@@ -174,7 +174,7 @@ def reduce_chunk(
     if MASK_ALL:
         unmasked_end = 0
     elif WINDOW is not None:
-        # The last row's window begins last: what lies before it is masked for this row, if for no other.
+        # The last row's window begins last: what is before it is masked for this row, if for no other.
         last_begin = tl.maximum(tl.max(q_position, 0) - WINDOW + 1, 0)
         seen_by_all = tl.minimum(tl.maximum(tl.cdiv(last_begin, BLOCK_N) * BLOCK_N, start), end)
         m, l, acc, slot = blocks(

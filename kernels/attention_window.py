@@ -2,7 +2,7 @@
 
     S sequences, P pages a sequence.
 
-`native` does not use it: its chunks and blocks lie at absolute positions.
+`native` does not use it: its chunks and blocks are at absolute positions.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@
 
     M rows, N columns, K the reduced dimension.
 
-cuBLASLt adds an output's products in one float32 chain over K, ascending, if it may not split K: the heuristic is asked
-for an algorithm without workspace and without a reduction between blocks. Over the shapes of
-Qwen3-0.6B and 8B and 1 to 8192 rows all 220 products had the bytes of `matmul.REFERENCE` on an H200
+cuBLASLt adds an output's products in one float32 chain over K, ascending, if it may not split K: the heuristic is
+called for an algorithm without workspace and without a reduction between blocks. Over the shapes of Qwen3-0.6B and 8B
+and 1 to 8192 rows all 220 products had the bytes of `matmul.REFERENCE` on an H200
 (results/reference/matmul-cublaslt-nvidia-h200.json). Like every schedule, this one is compared on the live GPU before
 it is used, and dropped where it differs (evalengine/verification).
 
-The algorithm is asked for once for a bucket of row numbers and then used for each of them, so the algorithm that was
+The algorithm is requested once for a bucket of row numbers and then used for each of them, so the algorithm that was
 compared is the one that runs. The interface is cuBLASLt's C API (docs.nvidia.com/cuda/cublas), by ctypes: torch offers
 no way to ask for an algorithm, and its own limit of the workspace holds for the whole process.
 """
@@ -47,7 +47,7 @@ class _Heuristic(ctypes.Structure):
 
 class Product(NamedTuple):
     """x [M, K] times W^T, W [N, K], with rows `row_strides` apart; `algorithm_rows`: the M that the algorithm is
-    asked for with."""
+    requested with."""
 
     rows: int
     algorithm_rows: int

@@ -15,7 +15,7 @@ read. Attention over a padded batch needs that: there a probability is zero, and
 or a column of b, that holds an infinity or a NaN becomes NaN as a whole, behind a zero too (0 * NaN is NaN).
 
 `Right` is b on the grids of its whole columns, which is all that a row without zeros needs. For the other rows
-`_narrow` finds the sums whose largest numbers all stand behind zeros, and takes those again on their finer grids.
+`_narrow` finds the sums whose largest numbers all follow zeros, and takes those again on their finer grids.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from evalengine.kernels.exact_aten_rows import integer_total
 LEFT_BITS = 14  # bits of the left operand's upper limb
 LOWER_BITS = 15  # bits of its lower limb, a rest of at most half a unit, so its integers are no larger than the upper's
 RIGHT_BITS = 26  # bits of the right operand's limb, at least 22 of them below the largest magnitude
-STEP = 4  # grids of b lie at exponents that are multiples of this, so that a product seldom needs more than one
+STEP = 4  # grids of b have exponents that are multiples of this, so that a product seldom needs more than one
 SEGMENT = 1 << (53 - LEFT_BITS - RIGHT_BITS)  # 8192 products of two limbs add exactly in float64
 MAX_TERMS = SEGMENT << 10  # so many products add up to less than 2^63
 _CLASS_BITS = 14  # 8192 equal powers of two add up to less than the next power whose exponent is a multiple of this
@@ -177,7 +177,7 @@ def _again(y: Tensor, left: _Left, rows: Tensor, right: Right, columns: Tensor, 
     for down in level.unique().tolist():
         if down:
             exponent = (top - STEP * down).clamp_(_LOWEST, _HIGHEST)
-            inside = torch.where(magnitude < em.pow2(exponent), wide, 0.0)  # A larger element stands behind zeros.
+            inside = torch.where(magnitude < em.pow2(exponent), wide, 0.0)  # A larger element follows zeros.
             mended = torch.where(level == down, _sums(left, _to_grid(inside, exponent), exponent), mended)
     picked.index_copy_(-1, columns, mended)
     y.index_copy_(-2, rows, picked)

@@ -5,7 +5,7 @@ may fuse), comparisons, max reductions, and sums whose every partial sum is exac
 results, whatever the vector width, the thread split or the library. torch's own exp, log, sqrt, sin and division by a
 tensor are not used: on CPU and GPU they differ in 0.1-35 % of the values.
 
-Rounding to a grid of unit u is `(x + c) - c` with c = 1.5 * 2^52 * u: the sum lies in [2^52 u, 2^53 u), where float64
+Rounding to a grid of unit u is `(x + c) - c` with c = 1.5 * 2^52 * u: the sum is in [2^52 u, 2^53 u), where float64
 is spaced by u, so it rounds to a multiple of u, ties to even, as rint(x / u) * u does, in two passes without a scaling.
 """
 

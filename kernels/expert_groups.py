@@ -1,13 +1,13 @@
 """Groups the (token, expert) pairs of a step by expert, without a word from the device to the host.
 
-    T tokens, k experts of each, P = T k pairs, numbered as [T, k] lies in memory, E experts.
+    T tokens, k experts of each, P = T k pairs, numbered in the order of [T, k] in memory, E experts.
 
 A tile is up to BLOCK_M pairs of one expert. How many tiles there are depends on the choice, which the host does not
 know; so there is room for P // BLOCK_M + E of them, and those without pairs are skipped: of the b pairs of the experts
 before it, expert e has the tiles from b // BLOCK_M + e on, at least as many as it needs, and no two experts share one.
 So shapes are static, and a decode step can be captured as a CUDA graph.
 
-Where there are few pairs (a decode step of a few sequences), each is a tile of its own: there is nothing to sort, and
+Where there are few pairs (a decode step of a few sequences), each is a separate tile: there is nothing to sort, and
 no empty tile is launched.
 
 The sort is stable and counts: every expert's program counts the pairs of the experts before it, and places its own in

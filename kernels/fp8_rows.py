@@ -5,7 +5,7 @@
 Rounding points (`native`), in float32: `s = max(m / 448, 2^-126)`, m the group's largest magnitude, or the checkpoint's
 constant (an s that is made is rounded up to a power of two where the checkpoint says so); `t = x / s`, within -448 and
 448; `q` the nearest e4m3 number, equals to the even one; `q * s`, rounded to the
-dtype. Both quotients are IEEE's. An infinity becomes NaN, and so does the whole group where it has a scale of its own.
+dtype. Both quotients are IEEE's. An infinity becomes NaN, and so does the whole group where it has its own scale.
 
 So a group's result depends on that group alone: never on the other tokens of a step, as a scale of the whole tensor
 would. The product that follows is the contract's, of these numbers in the run's dtype.

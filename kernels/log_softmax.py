@@ -49,7 +49,7 @@ def statistics_kernel(logits_ptr, maxima_ptr, sums_ptr, rows, stride, columns, c
 
 @triton.jit
 def _wanted_logit(logits_ptr, row, stride, columns, columns_ptr, EACH: tl.constexpr):
-    """The one column whose logprob the row is asked for, and its logit. These loads depend on no other, so they come
+    """The one column whose logprob the row needs, and its logit. These loads depend on no other, so they come
     first."""
     column = tl.full([], -1, tl.int64)
     z = tl.full([], 0.0, tl.float32)

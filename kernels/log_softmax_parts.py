@@ -93,7 +93,7 @@ def read_out_part(
     """One part of `read_out`: float32 logits [n, v] of the columns from `first_column` on, of rows of V = `vocabulary`
     columns whose `statistics` are float32 [2, n, chunks of V] -> (int64 [n], float32 [k]).
 
-    A result that lies in another part is 0 here, so the sums of all parts' results are the results of `read_out`.
+    A result of another part is 0 here, so the sums of all parts' results are the results of `read_out`.
     """
     n, own_columns = logits.shape
     chunks = statistics.shape[2]

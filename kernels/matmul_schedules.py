@@ -49,7 +49,7 @@ class MatmulSchedule:
     """How the output [M, N] is cut into tiles and how a tile is computed.
 
     form: "pointer" (any strides, batches), "tma" (tensor descriptors: both operands K-contiguous, rows 16-byte aligned;
-    Hopper or newer) or "cublaslt", which has no tile: block_m is the number of rows for which cuBLASLt is asked for its
+    Hopper or newer) or "cublaslt", which has no tile: block_m is the number of rows for which cuBLASLt chooses its
     algorithm, the rest means nothing.
 
     block_m, block_n: rows and columns of a tile, powers of two (block_n of "tma" without swap also the sum of two, each
@@ -115,7 +115,7 @@ REFERENCE = MatmulSchedule(POINTER, 64, 64, 32, num_warps=4, num_stages=2)
 
 
 def by_cublaslt(rows: int) -> MatmulSchedule:
-    """The schedule that asks cuBLASLt for its algorithm for so many rows."""
+    """The cuBLASLt schedule with the algorithm for so many rows."""
     return MatmulSchedule(CUBLASLT, rows, 1, 1, num_warps=0, num_stages=0, group_m=0)
 
 

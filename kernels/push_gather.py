@@ -19,7 +19,7 @@ is done (`device_math.after_previous_kernel`). So when a rank pushes in turn k +
 launched before turn k + 1. Whatever reads turn k's slot must therefore be launched before turn k + 1; a launch of turn
 k + 1 itself may not read it.
 
-**Waiting.** Where there are few programs, each sets a flag of its own on every rank as soon as it has pushed, and then
+**Waiting.** Where there are few programs, each sets its own flag on every rank as soon as it has pushed, and then
 waits for the programs of the same number on the other ranks. No program waits before it has pushed; so all waits end if
 all programs of a launch get onto the GPU. They do: they are no more than its SMs (`Peers.programs`), and nothing that
 stays on the SMs waits for them (the kernels before a launch end by themselves, those after it come only when all of its

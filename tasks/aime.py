@@ -1,7 +1,7 @@
 """AIME, fifteen problems of each of a year's two exams, task version 0.0 of lm-eval 0.4.13. Every answer is 0 ... 999.
 
 A row of 2024: {"ID": "2024-I-1", "Problem": "What is 2 + 2?", "Solution": "...", "Answer": 4}; of 2025: {"problem":
-"What is 2 + 2?", "answer": "4", "id": "0"}. What stands in the last \\boxed{}, else between the first and the last
+"What is 2 + 2?", "answer": "4", "id": "0"}. The content of the last \\boxed{}, else between the first and the last
 dollar sign, else the whole answer is compared as text, after the clean-up of MATH (Hendrycks et al. 2021, arXiv
 2103.03874).
 """

@@ -47,7 +47,7 @@ class Task(ABC):
     # split equals the test split: both have the same name, or neither is given. None: `draws_spare` decides.
     spare_exemplar: ClassVar[bool | None] = None
     # Whether a forked process may write the task's prompts, and another one score its answers: not where scoring needs
-    # what `instances` leaves in the task, nor where it talks to a process of its own. Each class says so for itself.
+    # what `instances` leaves in the task, nor where it talks to its own process. Each class says so for itself.
     forks: ClassVar[bool] = False
     target_delimiter: ClassVar[str] = " "
     fewshot_delimiter: ClassVar[str] = "\n\n"
@@ -164,7 +164,7 @@ class Task(ABC):
         self._exemplars = documents_of(self._exemplar_rows, columns, self.shapes, self._document)
 
     def _document(self, row: Doc) -> Doc:
-        """The document of a row whose options stand in the order of `choice_order`: exemplars too, since one that is
+        """The document of a row whose options are in the order of `choice_order`: exemplars too, since one that is
         the document itself is known by being equal."""
         order = self.config.choice_order
         return self.document(row if order is None else reordered(row, order))
@@ -378,8 +378,8 @@ class Task(ABC):
 
     @property
     def choice_delimiter(self) -> str:
-        """The text between a prompt and a scored choice. It is empty after a chat template, which ends with white space
-        of its own, unless `gen_prefix` follows the template and ends without any."""
+        """The text between a prompt and a scored choice. It is empty after a chat template, which ends with white
+        space, unless `gen_prefix` follows the template and ends without any."""
         prefix = self.config.gen_prefix
         return self.target_delimiter if self._chat is None or (prefix and not prefix[-1].isspace()) else ""
 

@@ -219,7 +219,7 @@ def _existing(path: Path, setting: str) -> Path:
 
 
 class HubUnavailable(Exception):
-    """The Hub cannot be asked and its local cache does not hold the rows."""
+    """The Hub cannot be reached and its local cache does not hold the rows."""
 
 
 def load_from_hub(config: DatasetConfig, split: str) -> tuple[list[dict[str, Any]], str | None]:

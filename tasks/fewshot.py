@@ -2,7 +2,7 @@
 
 The random draw goes on from document to document (one generator per task, seeded once), so prompt i depends on i and
 on no later document. Prompts must therefore be built in document order and before any sharding: split over two ranks,
-each with a generator of its own, 1318 of gsm8k's 1319 prompts change.
+each with its own generator, 1318 of gsm8k's 1319 prompts change.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def render(turns: Sequence[Turn], chat: Chat | None, *, multiturn: bool) -> str:
     if not multiturn:
         system = [turn for turn in before if turn.role == "system"]
         others = [turn for turn in before if turn.role != "system"]
-        if open_turn:  # the open answer is a message of its own, so no delimiter follows the last question
+        if open_turn:  # the open answer is a separate message, so no delimiter follows the last question
             others[-1] = Turn(others[-1].role, others[-1].content)
         before = [*system, Turn("user", "".join(turn.content + turn.delimiter for turn in others))]
     messages = [{"role": turn.role, "content": turn.content} for turn in (*before, *open_turn)]

@@ -25,7 +25,7 @@ _DROP_DIGITS = str.maketrans("", "", string.digits)
 
 
 class Unbuilt(str):
-    """A problem with a task's file that the file does not have in lm-eval: it asks for what is not built here."""
+    """A problem with a task's file that the file does not have in lm-eval: it uses what is not built here."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def repeat_problems(config: TaskConfig) -> Iterator[str]:
         name = "repeats" if own is not None else "generation.repeats"
         yield f"{name}={count}: at temperature 0 all answers are one; set a temperature (task.generation.temperature)"
     if wrong := [k for k in config.pass_at or () if not 1 <= k <= count]:
-        yield f"pass_at={config.pass_at}: {', '.join(map(str, wrong))} must lie in 1 ... {count}, the number of samples"
+        yield f"pass_at={config.pass_at}: {', '.join(map(str, wrong))} must be in 1 ... {count}, the number of samples"
 
 
 @dataclass(frozen=True)

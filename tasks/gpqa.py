@@ -1,8 +1,8 @@
 """GPQA (Rein et al. 2023, arXiv 2311.12022) without exemplars, task version 2.2 of lm-eval 0.4.13.
 
-A row (made up, as the data set asks that its own be not shown): {"Question": "What is 2 + 2?", "Correct Answer": "4",
-"Incorrect Answer 1": "3", "Incorrect Answer 2": "5", "Incorrect Answer 3": "22", ...}. The four answers are
-shuffled, and each letter's log-likelihood is compared, or a letter is read out of an answer in words.
+A row (made up, since the data set's authors ask not to publish its rows): {"Question": "What is 2 + 2?", "Correct
+Answer": "4", "Incorrect Answer 1": "3", "Incorrect Answer 2": "5", "Incorrect Answer 3": "22", ...}. The four answers
+are shuffled, and each letter's log-likelihood is compared, or a letter is read out of an answer in words.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """IFEval (Zhou et al. 2023, arXiv 2311.07911), task version 4.0 of lm-eval 0.4.13: does an answer follow instructions?
 
 A row: {"key": 7, "prompt": "Name three birds. Use no comma.", "instruction_id_list": ["punctuation:no_comma"],
-"kwargs": [{}]}. Each instruction has a check of its own, a program of the data set's authors, of which lm-eval has a
+"kwargs": [{}]}. Each instruction has its own check, a program of the data set's authors, of which lm-eval has a
 mended copy; that one is called.
 
 strict: the answer as it is; loose: also without its first or last line, or its asterisks. prompt_level: every

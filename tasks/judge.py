@@ -2,7 +2,7 @@
 
     scale: [1, 2, 3, 4, 5]                     the verdict is the likeliest of five labels after the judge's prompt
     scale: [1, 2, 3], extract: "Grade: (\\\\d)"  it is read out of a text that the judge writes, at its last match
-    scale: pairs                               the answer is A and another one B; asked again with the two exchanged
+    scale: pairs                               the answer is A and another one B; judged again with the two exchanged
 
 A row is a document with its answers ({doc, target, responses, reference, label, labelled}), which the harness writes
 once they are there. Nothing else enters a prompt: a verdict is a function of the judge, the template and the answer.
@@ -82,7 +82,7 @@ def read_scale(written: Any) -> Scale:
 def _scale_problems(given: Sequence[Any] | Mapping[Any, Any]) -> Iterator[str]:
     if odd := [label for label in given if not isinstance(label, str) and not _is_number(label)]:
         yield (
-            f"scale: {printable(str(odd[0]))} is no label; a word that YAML reads as true or false stands in quotes, "
+            f"scale: {printable(str(odd[0]))} is no label; a word that YAML reads as true or false needs quotes, "
             'as in "yes"'
         )
     labels = [str(label) for label in given]
@@ -127,7 +127,7 @@ def judge_problems(config: JudgeConfig) -> list[str]:
     elif any(value is not None for value in vars(config.generation).values()):
         problems.append("generation: nothing is written where the likeliest label is the verdict; set extract, too")
     if config.generation.repeats is not None:
-        problems.append("generation.repeats: a verdict is asked once; leave it out")
+        problems.append("generation.repeats: a verdict is requested once; omit it")
     if scale is not None and scale.pairs != (config.against is not None):
         problems.append("against: names the other answer of a pair (a column, or a run's folder); "
                         + ("it is not set" if scale.pairs else "this scale grades one answer"))  # fmt: skip

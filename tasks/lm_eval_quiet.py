@@ -31,7 +31,7 @@ def quiet() -> Iterator[None]:
 class RandomNumbers:
     """The generators that all code of a process shares, as lm-eval seeds them at its start.
 
-    Some tasks shuffle their choices with these generators. Each task is therefore given states of its own, which depend
+    Some tasks shuffle their choices with these generators. Each task is therefore given its own states, which depend
     neither on the other tasks nor on what ran before.
     """
 

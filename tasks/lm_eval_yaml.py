@@ -64,7 +64,7 @@ def read_task(file: Path) -> tuple[str, dict[str, Any]]:
     """(the task's name, its settings as those of `TaskConfig`). What lm-eval has and this package has not is left to
     the installed lm-eval, with the whole task: `evalengine.integrations.lm_eval_tasks`.
 
-    Raises ConfigError: the file cannot be read, or asks for what is not built; one sentence names all of that.
+    Raises ConfigError: the file cannot be read, or uses what is not built; one sentence names all of that.
     """
     content = _read(file, ())
     name = content.get("task") or file.stem
@@ -75,7 +75,7 @@ def read_task(file: Path) -> tuple[str, dict[str, Any]]:
     if problems:
         install = "let lm-eval run it (pip install 'evalengine[lm-eval]'), " if theirs else ""
         raise ConfigError(
-            f"{file}: it asks for what is not built: {'; '.join(problems)}. Take these out, {install}or name a class "
+            f"{file}: it uses what is not built: {'; '.join(problems)}. Take these out, {install}or name a class "
             "of your own (cls: mypackage.module:Class)"
         )
     given = {key: content.get(key) for key in ("fewshot_delimiter", "target_delimiter", "filter_list", "metric_list")}

@@ -1,4 +1,4 @@
-"""Compares mathematical answers by lm-eval's scorer of MATH, in a process of its own.
+"""Compares mathematical answers by lm-eval's scorer of MATH, in its own process.
 
 `evalengine.tasks.minerva` starts this file by its path. The process reads JSON lines and answers each with one line:
 {"solution"}, a gold solution, with {"answer"}, lm-eval's normal form of the boxed answer; {"doc", "answer"} with the
@@ -87,7 +87,7 @@ def let_sympy_read_latex() -> None:
 
     antlr4.ATNDeserializer = Tables
     Recognizer.checkVersion = lambda self, version: None  # the original prints that the versions differ
-    import math_verify  # noqa: F401  # it asks for ANTLR's version as well, and has a parser for 4.9
+    import math_verify  # noqa: F401  # it requires ANTLR's version as well, and has a parser for 4.9
     import sympy.parsing.latex._parse_latex_antlr as latex
 
     true_version = importlib.metadata.version

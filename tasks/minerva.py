@@ -1,4 +1,4 @@
-"""MATH as Minerva was asked (Hendrycks et al. 2021, arXiv 2103.03874; Lewkowycz et al. 2022, arXiv 2206.14858), task
+"""MATH with Minerva's prompts (Hendrycks et al. 2021, arXiv 2103.03874; Lewkowycz et al. 2022, arXiv 2206.14858), task
 version 3.1 of lm-eval 0.4.13.
 
 A row: {"problem": "What is $2 + 2$?", "level": "Level 1", "type": "Algebra", "solution": "It is $\\boxed{4}$."}.

@@ -1,4 +1,5 @@
-"""MuSR (Sprague et al. 2023, arXiv 2310.16049) as the Open LLM Leaderboard asks it, task version 1.0 of lm-eval 0.4.13.
+"""MuSR (Sprague et al. 2023, arXiv 2310.16049) with the Open LLM Leaderboard's prompts, task version 1.0 of lm-eval
+0.4.13.
 
 A row: {"narrative": "Ann left the key in the hall. ...", "question": "Where does Bob look for it?", "choices":
 "['hall', 'shed']", "answer_index": 0, "answer_choice": "hall"}. The choices are a list written as a text.

@@ -38,9 +38,9 @@ class Rows:
     rows: list[Row]
     source: str  # a file or folder, or hub:<id>/<configuration>
     revision: str | None = None  # the Hub commit; None for local rows, whose origin is unverified
-    file: str | None = None  # the file, if each row has a line of its own
+    file: str | None = None  # the file, if each row has its own line
     lines: Sequence[int] = ()
-    # column -> text -> the rows that have it there, for columns that `where` was asked for: MMLU's 57 tasks each take
+    # column -> text -> the rows that have it there, for columns that `where` was used with: MMLU's 57 tasks each take
     # their part of the same rows.
     found: dict[str, dict[str, list[int]]] = field(default_factory=dict, repr=False, compare=False)
 

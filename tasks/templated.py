@@ -139,7 +139,7 @@ class Templated(Task):
 
     @cached_property
     def _several_contexts(self) -> bool:
-        """Whether `doc_to_text` says which of the choices a text begins with (WinoGrande's form); lm-eval asks the
+        """Whether `doc_to_text` says which of the choices a text begins with (WinoGrande's form); lm-eval calls the
         first document."""
         field = self._fields.get("doc_to_text")
         if field is None or "doc_to_choice" not in self._fields:

@@ -29,7 +29,7 @@ SMALL_LITERAL = 1 << 20
 
 
 def _refuse_random(*_: Any, **__: Any) -> None:
-    raise TemplateError("it asks for a random text, so no two runs would have the same prompts")
+    raise TemplateError("it uses a random text, so no two runs would have the same prompts")
 
 
 def _regex_replace(text: str, pattern: str, replacement: str, count: int = 0) -> str:

@@ -132,7 +132,7 @@ def _of_llm(llm: LLM, given: Mapping[str, Any], problems: list[str]) -> dict[str
     """The settings that describe this very engine, so that the run's files say what computed it."""
     for name in given:
         if name.split(".")[0] in OF_THE_ENGINE or (name.split(".")[0] == "model" and name != "model.name"):
-            problems.append(f"{name}: this LLM is loaded with settings of its own; make another one, or give its path")
+            problems.append(f"{name}: this LLM is loaded with its own settings; make another one, or give its path")
     level = llm.settings.numerics
     model = {item.name: getattr(llm.model_config, item.name) for item in fields(ModelConfig) if item.name != "name"}
     name = Path(llm.model_config.name).name if llm.model_config.name != llm.model_config.path else ""

@@ -78,7 +78,7 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class LeastWork:
-    """The least work that a workload asks of any model; the module's docstring defines the counts."""
+    """The least work that a workload needs from any model; the module's docstring defines the counts."""
 
     prompt_tokens: int
     pairs: int

@@ -1,6 +1,6 @@
 """Whole commands, from their start to their end, phase by phase: `python -m evalengine bench start`.
 
-Each is a process of its own. The first one of a model finds empty caches (Triton's, CUDA's, the verdicts on the
+Each is a separate process. The first one of a model finds empty caches (Triton's, CUDA's, the verdicts on the
 kernels' schedules), and the files of Python's packages are taken out of the machine's memory before it: a fresh
 machine, within what a process can do. The later ones find what it left. Last, one process answers the requests of
 another task twice: what its first run takes beyond the second is what a process pays once.

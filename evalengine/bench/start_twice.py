@@ -1,6 +1,6 @@
 """`python -m evalengine.bench.start_twice [SETTING=VALUE ...]`: answers a run's requests twice in one process.
 
-The engine is made as a run makes it, and asked before anything else was. Its last line is JSON: the seconds of the
+The engine is made as a run makes it, and used before anything else. Its last line is JSON: the seconds of the
 first answers, and of the second, each from an empty prefix cache.
 """
 

@@ -4,7 +4,7 @@ Before the timed runs of a workload an engine warms up, twice, with up to 256 ot
 an empty prefix cache. The GPU is synchronised before the clock starts and before it stops. Where memory holds both
 modes' engines at once they take turns, round by round, each first in every other round, so that a drifting clock and
 memory taken for the first time affect both alike; else one mode comes after the other. Short runs have more rounds than
-asked.
+evaluated.
 
 The JSON has `environment` (`bench.environment`), `settings`, `ceilings` (`floor.Ceilings`), `arrangement` (by
 preset: how the modes shared the GPU), `failures` (what could not be measured) and `rows`, one a timed run:

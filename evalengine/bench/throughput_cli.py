@@ -100,14 +100,14 @@ def _preset(path: str, chosen: Sequence[str], files: dict[str, Path], arguments:
     name = _model_name(path)
     checkpoint = open_checkpoint(ModelConfig(name=name, path=path))
     limit = checkpoint.spec.max_position_embeddings
-    if (asked := arguments.max_model_len) is not None:
-        if not 1 < asked <= limit:
-            raise ConfigError(f"--max-model-len {asked}: must lie in 2 ... {limit} for {path}")
-        limit = asked
+    if (requested := arguments.max_model_len) is not None:
+        if not 1 < requested <= limit:
+            raise ConfigError(f"--max-model-len {requested}: must be in 2 ... {limit} for {path}")
+        limit = requested
     vocab_size = checkpoint.spec.vocab_size
     workloads = [make_workload(w, files, name, vocab_size, limit, arguments.requests) for w in chosen]
     longest = max(num_tokens(r) for w in workloads for r in (*w.requests, *w.warm_up))
-    return Preset(name, checkpoint, asked or min(limit, max(LEAST_MODEL_LEN, longest)), workloads)
+    return Preset(name, checkpoint, requested or min(limit, max(LEAST_MODEL_LEN, longest)), workloads)
 
 
 def _shared(preset: Preset, ranks: int) -> Preset:

@@ -149,7 +149,7 @@ def _run(llm: LLM, requests: Sequence[Request]) -> tuple[list[RequestOutput], fl
 
 
 def _check(outputs: Sequence[RequestOutput], requests: Sequence[Request]) -> None:
-    """Raises EvalEngineError if a request failed, or has other tokens than it asked for."""
+    """Raises EvalEngineError if a request failed, or has a different number of tokens than requested."""
     tokens_asked = {r.request_id: r.params.max_tokens for r in requests if isinstance(r, GenerateRequest)}
     if failed := [o for o in outputs if o.error]:
         raise EvalEngineError(f"{len(failed)} of {len(requests)} requests failed; the first: {failed[0].error}")

@@ -121,7 +121,7 @@ def _requests(
 ) -> Iterator[Request]:
     ids = before + line["prompt" if line["kind"] == "generate" else "context"]
     if not ids:
-        problems.append(f"line {number}: nothing stands before the first token that is wanted; give at least one")
+        problems.append(f"line {number}: nothing precedes the first requested token; give at least one")
     elif line["kind"] == "generate":
         yield generation(first, ids, line["max_tokens"])
     else:

@@ -46,7 +46,7 @@ def open_checkpoint(model: ModelConfig, num_layers: int | None = None) -> Checkp
     config = dict(shapes()[name])
     depth = config["num_hidden_layers"]
     if num_layers is not None and not 1 <= num_layers <= depth:
-        raise ConfigError(f"--layers={num_layers}: must lie in 1 ... {depth} for {model.path}")
+        raise ConfigError(f"--layers={num_layers}: must be in 1 ... {depth} for {model.path}")
     config["num_hidden_layers"] = num_layers = num_layers or depth
     if "layer_types" in config:
         config["layer_types"] = _consecutive(config["layer_types"], num_layers)

@@ -5,8 +5,8 @@ From a caller, Python's, NumPy's and torch's integers and floats are accepted. N
 
 From a file or the command line, `read_as` reads by pydantic, which converts texts to numbers where it can:
 
-    Share = Annotated[float, Field(gt=0, le=1), must("lie in (0, 1]")]
-    read_as(dict[str, Share], {"a": 0.5, "b": 2}, "gate")     ConfigError: gate.b=2: must lie in (0, 1]
+    Share = Annotated[float, Field(gt=0, le=1), must("be in (0, 1]")]
+    read_as(dict[str, Share], {"a": 0.5, "b": 2}, "gate")     ConfigError: gate.b=2: must be in (0, 1]
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def must(expected: str) -> WrapValidator:
-    """Report a value that does not fit by what it must do: "lie in (0, 1]". A union needs this, since pydantic lists
+    """Report a value that does not fit by what it must do: "be in (0, 1]". A union needs this, since pydantic lists
     the problems of each of its members."""
 
     def check(value: Any, inner: ValidatorFunctionWrapHandler) -> Any:

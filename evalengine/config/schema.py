@@ -59,9 +59,9 @@ Documents = Annotated[Whole, must("be a whole number of documents, not a share o
 Least0 = Annotated[Whole, Ge(0)]
 Least1 = Annotated[Whole, Ge(1)]
 Size = Annotated[Whole, Ge(1), Le(MAX_SIZE)]
-Share = Annotated[Real, Gt(0), Le(1), must("lie in (0, 1]")]
-ShareOfAnswers = Annotated[Real, Ge(0), Le(1), must("lie in 0 .. 1, a share of the answers")]
-Seed = Annotated[Whole, Ge(0), Le((1 << 63) - 1), must("lie in 0 .. 2^63 - 1")]
+Share = Annotated[Real, Gt(0), Le(1), must("be in (0, 1]")]
+ShareOfAnswers = Annotated[Real, Ge(0), Le(1), must("be in 0 .. 1, a share of the answers")]
+Seed = Annotated[Whole, Ge(0), Le((1 << 63) - 1), must("be in 0 .. 2^63 - 1")]
 Day = Annotated[str, Predicate(lambda day: str(date.fromisoformat(day)) == day), must("be a day, as in 2024-07-26")]
 ModelName = Annotated[
     str, Predicate(lambda name: name.isprintable() and len(name) <= MAX_MODEL_NAME),

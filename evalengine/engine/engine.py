@@ -77,7 +77,7 @@ class Engine(LoadedModel):
         self._failure: Exception | None = None  # a launch's error, raised once the finished outputs are handed out
         self._lock = threading.Lock()  # held while an iterator of run() is alive
         self._stepping = threading.RLock()  # held during a step: close() waits for its end
-        self._closed = self._released = False  # closing is asked for first; the memory is freed after the step
+        self._closed = self._released = False  # closing is requested first; the memory is freed after the step
         self._known: list[tuple[SequenceOf[int], SequenceOf[int]]] = []  # `learn_answers` before the weights are loaded
         super().__init__(model, engine_config(engine, settings), batch_invariant, numerics, load)
 
@@ -140,7 +140,7 @@ class Engine(LoadedModel):
         if not self._lock.acquire(blocking=False):
             raise EvalEngineError(
                 f"this LLM is running other requests: it cannot {what} now; finish or close their iterator first, and "
-                "let other threads wait for it, or give each an LLM of its own"
+                "let other threads wait for it, or give each its own LLM"
             )
         try:
             if not self._closed:

@@ -15,11 +15,11 @@ class Interrupts:
     """Takes the two signals while the context is open; the second that comes raises KeyboardInterrupt.
 
     SIGTERM is taken only where a handler of Python's takes it already: the program around may mean to be ended by it.
-    Outside the main thread Python delivers no signals, and none is `asked`.
+    Outside the main thread Python delivers no signals, and none is `received`.
     """
 
     def __init__(self) -> None:
-        self.asked = 0  # the first signal's number
+        self.received = 0  # the first signal's number
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -39,14 +39,14 @@ class Interrupts:
 
     def after_a_step(self) -> None:
         """Raises KeyboardInterrupt if a signal came. Called once the step's results have been taken."""
-        if self.asked:
-            raise_for(self.asked)
+        if self.received:
+            raise_for(self.received)
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
         hear()
-        if self.asked or stuck.is_set():
+        if self.received or stuck.is_set():
             self.restore()
             raise_for(number)
-        self.asked = number
+        self.received = number
         warn("finishing the step that runs; Ctrl-C again ends at once")

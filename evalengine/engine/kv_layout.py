@@ -10,8 +10,8 @@ query will see again: the memory of a long sequence then grows with its full lay
 A model whose layers all see the same has one group with one table, and pages of all its layers.
 
 Where layers' heads differ in number or size, a page has room for so many numbers a token, and each layer takes as many
-as it needs, from a place of its own on: a page holds fewer wide layers than narrow ones. A layer's keys and values then
-lie at a stride, where else they are contiguous.
+as it needs, from its own place on: a page holds fewer wide layers than narrow ones. A layer's keys and values then
+have a stride, where else they are contiguous.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ ONE_TABLE = KVLayout(1, (KVGroup(),), ((0, 0),))  # of a model whose layers all 
 
 def kv_layout(spec: ModelSpec, settings: Settings) -> KVLayout:
     """The layout of a model's KV pool. A window that no sequence outgrows counts as none; so does every window under
-    flash-attn, which multiplies what lies before it by zero instead of leaving it out."""
+    flash-attn, which multiplies what is before it by zero instead of leaving it out."""
     keeps_all = settings.attention_backend == "flash_attn"
     kinds: dict[
         int, tuple[int | None, int, int]

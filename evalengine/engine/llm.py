@@ -56,7 +56,7 @@ class LLM(Engine):
         """Continues every prompt (text or token ids). Returns an output for each, in the prompts' order.
 
         With `SamplingParams.n`, an output's `outputs` holds its n samples. Equal prompts with equal parameters are
-        samples of their own, too: the k-th of them has always the same noise, whatever else is generated.
+        their own samples, too: the k-th of them has always the same noise, whatever else is generated.
 
         Raises: ConfigError for requests that do not fit.
         """

@@ -1,7 +1,7 @@
 """The engine's requests and outputs: plain data, no tensors on a device.
 
 A request is token ids and a question about them. Two kinds are enough: `GenerateRequest` samples new tokens,
-`ScoreRequest` asks for the log-likelihood of given ones (a rolling log-likelihood is a `ScoreRequest` per window).
+`ScoreRequest` requests the log-likelihood of given ones (a rolling log-likelihood is a `ScoreRequest` per window).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class GenerateRequest:
-    """Asks for up to `params.max_tokens` new tokens after `prompt_ids`, any sequence or array of integers.
+    """A request for up to `params.max_tokens` new tokens after `prompt_ids`, any sequence or array of integers.
 
     `sample` numbers requests that are otherwise equal: each number has different noise. `partial` is the start of
     the answer, as an engine of the same model computed it with fewer `max_tokens`: the output is the whole answer.
@@ -118,7 +118,8 @@ def _read_context(value: object) -> list[int]:
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """Asks for the log-likelihood of `continuation_ids` after `context_ids` (a token each at least) by the raw model.
+    """A request for the log-likelihood of `continuation_ids` after `context_ids` (a token each at least) by the raw
+    model.
 
     Requests with equal contexts that are submitted together share the context's computation. Requests that are made one
     after another from one list as their context share one copy of it, too.

@@ -161,7 +161,7 @@ def resolve_speculation(config: EngineConfig, level: Numerics, device: torch.dev
 def _level_problems(
     config: EngineConfig, level: Numerics, device: torch.device, spec: ModelSpec | None
 ) -> Iterator[str]:
-    """A sentence for each thing that the numerics level, or the attention backend asked for, does not cover."""
+    """A sentence for each thing that the numerics level, or the requested attention backend, does not cover."""
     dtype = _dtype(config, spec) if spec else None
     head_dim, hidden_size = (spec.head_dim, spec.hidden_size) if spec else (None, None)
     backend = config.attention_backend
@@ -176,7 +176,7 @@ def _level_problems(
         return
     if backend not in (("auto", "triton") if level == "native" else ("auto",)):
         yield (
-            f"engine.attention_backend={backend}: batch_invariant=true (numerics={level}) has an attention of its own; "
+            f"engine.attention_backend={backend}: batch_invariant=true (numerics={level}) has its own attention; "
             "leave engine.attention_backend at auto, or set batch_invariant=false"
         )
     if level == "native":
@@ -237,7 +237,7 @@ def _uneven(ranks: int, spec: ModelSpec) -> str:
 def _length_problems(config: EngineConfig, limit: int) -> Iterator[str]:
     longest = limit if config.max_model_len is None else config.max_model_len
     if not 1 < longest <= limit:
-        yield f"engine.max_model_len={longest}: must lie in 2 ... {limit} (the model's limit)"
+        yield f"engine.max_model_len={longest}: must be in 2 ... {limit} (the model's limit)"
         return
     if config.block_size != "auto" and config.block_size > max(longest, LARGEST_USEFUL_PAGE):
         yield (

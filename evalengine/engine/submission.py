@@ -122,7 +122,7 @@ def _problem(request: Request, limits: RequestLimits, known_context: bool) -> st
     if not set(map(type, ids)) <= {int}:  # the request has checked them, but a list can be changed afterwards
         return "token ids must be integers; its list was changed after the request was made"
     if not 0 <= min(ids) <= max(ids) < limits.vocab_size:
-        return f"token ids must lie in 0 ... {limits.vocab_size - 1} (the tokenizer may not belong to the model)"
+        return f"token ids must be in 0 ... {limits.vocab_size - 1} (the tokenizer may not belong to the model)"
     pages = limits.blocks_for(longest)
     if pages > limits.num_kv_blocks:
         return (
@@ -137,9 +137,9 @@ def _params_problem(params: SamplingParams, vocab_size: int) -> str | None:
     if params.logprobs > vocab_size:
         return f"logprobs={params.logprobs}: the vocabulary has {vocab_size} tokens"
     if any(not 0 <= i < vocab_size for i in params.stop_token_ids or ()):
-        return f"stop_token_ids={shown(params.stop_token_ids)}: token ids must lie in 0 ... {vocab_size - 1}"
+        return f"stop_token_ids={shown(params.stop_token_ids)}: token ids must be in 0 ... {vocab_size - 1}"
     if isinstance(params.think_end_token, int) and not 0 <= params.think_end_token < vocab_size:
-        return f"think_end_token={params.think_end_token}: token ids must lie in 0 ... {vocab_size - 1}"
+        return f"think_end_token={params.think_end_token}: token ids must be in 0 ... {vocab_size - 1}"
     if params.processors is not None and params.processors.largest_token_id() >= vocab_size:
         return f"processors: they name token ids outside the vocabulary, 0 ... {vocab_size - 1}"
     if isinstance(params.processors, RequestProcessors) and params.processors.grammar:

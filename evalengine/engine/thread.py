@@ -1,4 +1,4 @@
-"""`EngineThread`: an engine in a thread of its own, whose requests come one by one and join the batch that runs."""
+"""`EngineThread`: an engine in its own thread, whose requests come one by one and join the batch that runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evalengine.engine.stats import EngineStats
 logger = logging.getLogger(__name__)
 
 # Seconds that a busy thread may keep the interpreter from the engine's, which gives it up in each of a step's many
-# operations and asks for it again. With a thread that never rests, a batch took 7.3 s with Python's 5 ms, 5.1 s with
+# operations and requests it again. With a thread that never rests, a batch took 7.3 s with Python's 5 ms, 5.1 s with
 # this, and 3.2 s alone; shorter ones gave no more.
 SWITCH_SECONDS = 0.0005
 

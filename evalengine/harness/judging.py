@@ -1,4 +1,4 @@
-"""A run's answers, scored by a model: the verdicts are a run of their own, in the folder `judge/` of the run.
+"""A run's answers, scored by a model: the verdicts are a separate run, in the folder `judge/` of the run.
 
 That run has a journal, a digest and receipts as any run has, so that it resumes, reads the cache of answers, and is
 checked later. Its rows are the answers, written before it starts; the run whose answers they are takes its scores.

@@ -330,7 +330,7 @@ def budget_problems(config: Config, tasks: Sequence[Task], spec: ModelSpec) -> I
     room = config.engine.max_model_len or spec.max_position_embeddings
     end = config.model.think_end_token
     if isinstance(end, int) and end >= spec.vocab_size:
-        yield f"model.think_end_token={end}: token ids must lie in 0 ... {spec.vocab_size - 1}"
+        yield f"model.think_end_token={end}: token ids must be in 0 ... {spec.vocab_size - 1}"
     for task in tasks:
         if task.output_type == "generate_until":
             max_gen_toks = generation_settings(task.config.generation, task.fewshot_delimiter).max_gen_toks
@@ -404,7 +404,7 @@ def execution_problems(config: Config, tasks: Sequence[Task]) -> Iterator[str]:
     programs = f"{', '.join(names)} {'run' if len(names) > 1 else 'runs'} programs that the model wrote"
     if not config.allow_code_execution:
         yield (
-            f"allow_code_execution=false: {programs}; allow_code_execution=true runs them in processes of their own, "
+            f"allow_code_execution=false: {programs}; allow_code_execution=true runs them in their own processes, "
             "within limits, without network, your files or your environment (tasks/README.md says what that does not "
             "protect against)"
         )

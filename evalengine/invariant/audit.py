@@ -126,7 +126,7 @@ class CoverageAudit:
     def _look_for_padding(self, module: nn.Module, args: object, kwargs: dict[str, Any], result: object) -> None:
         mask = kwargs.get("attention_mask")
         if isinstance(mask, Tensor) and mask.ndim == 2:
-            with without_modes():  # what is asked here is no op of the model's
+            with without_modes():  # what is called here is no op of the model's
                 if mask.numel() and ((mask[:, 0] == 0) & mask.any(1)).any():
                     self.unjudged[type(module).__name__] += 1
 

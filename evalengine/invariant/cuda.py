@@ -76,7 +76,7 @@ class CUDAOverrides(Overrides):
         return multiply(partial(matmul.bmm, out_dtype=dtype), a, b)
 
     def matrix_vector(self, matrix: Tensor, vector: Tensor) -> Tensor:
-        # The chain of products over K is the same either way round, and few rows have schedules of their own.
+        # The chain of products over K is the same either way round, and few rows have their own schedules.
         return self._mm(vector[None], matrix.t())[0]
 
     def softmax(self, x: Tensor, dim: int, dtype: torch.dtype) -> Tensor:

@@ -6,7 +6,7 @@ and tensors made in inference mode have none. Comparing reads a weight once, whi
 at one row.
 
 An entry is dropped when the operand's storage dies, when the mode is left, and when another tensor or other content
-lies at its address. Beyond `limit` bytes nothing is added and nothing dropped: layers come in turn, so the oldest entry
+is at its address. Beyond `limit` bytes nothing is added and nothing dropped: layers come in turn, so the oldest entry
 is the one that is needed next.
 
 Measured on one Zen 3 core (AVX2), a random Llama of 112M float32 parameters, CPU time, prefill of 64 tokens and decode

@@ -59,7 +59,7 @@ class PagedAttention(Layer):
 
 
 class StoreKV(Layer):
-    """Stores k and v in the pools, as an op of its own."""
+    """Stores k and v in the pools, as a separate op."""
 
     def forward(self, k: Tensor, v: Tensor, kv_cache: KVCache, slot_mapping: Tensor) -> tuple[Tensor, Tensor]:
         """Returns k and v, [T, Hkv, D], as they came, so that a hook sees them."""

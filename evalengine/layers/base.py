@@ -29,7 +29,7 @@ class Layer(nn.Module):
         self.ops = ops
 
     def quantized(self, x: Tensor) -> Tensor:
-        """A product's input, as the checkpoint's `input_rule` asks for."""
+        """A product's input, as the checkpoint's `input_rule` requires."""
         return x if self.input_rule is None else self.ops.fp8_rows(x, self.input_rule)
 
     def quantized_part(self, x: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class Layer(nn.Module):
     def checkpoint_shards(self, name: str) -> dict[str, tuple[int, ...]]:
         """Name -> shape of the whole weight, for each checkpoint layer that fills this one, which is called `name`.
 
-        A bias has the weight's first dimension. Empty if the layer has no tensors of its own.
+        A bias has the weight's first dimension. Empty if the layer has no separate tensors.
         """
         return {}
 

@@ -4,7 +4,7 @@
 
 Decodes go through `flash_attn_with_kvcache`, which splits the KV range; all other sequences (whole prompts, chunks,
 and prompts behind a cached prefix) through `flash_attn_varlen_func`. Both read the pools through the block table.
-The package multiplies what lies before a window in the window's first block with weights of 0, so that pages that were
+The package multiplies what is before a window in the window's first block with weights of 0, so that pages that were
 given back must hold finite numbers.
 """
 

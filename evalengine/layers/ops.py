@@ -49,7 +49,7 @@ class Ops(ABC):
     """
 
     name: str  # "fast" | "exact" | "native"
-    # Whether the fused forms are kernels of their own, for callers that do not need the parts. With False on an
+    # Whether the fused forms are separate kernels, for callers that do not need the parts. With False on an
     # instance every part is a separate op, with the same bytes. All ranks must agree on it.
     fused: bool = False
     # Whether the kernels of a decode step depend on shapes alone, not on values in tensors on the device or in the
@@ -212,7 +212,7 @@ class Ops(ABC):
         table may name any page there.
         """
 
-    # -- recurrences, in plain torch where a level has no form of its own. Pools of states are as in
+    # -- recurrences, in plain torch where a level has no separate form. Pools of states are as in
     # `layers.recurrent.States`; what a step's sequences leave there is written.
 
     def causal_conv(

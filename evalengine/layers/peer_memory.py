@@ -136,7 +136,7 @@ class PeerMemory:
         return self._gathered(rows, columns, gate_up.dtype)
 
     def add_rms_norm(self, part: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
-        """`rms_norm.add_rms_norm` of the gathered parts [T, n] and residual [T, size x n], in memory of their own; None
+        """`rms_norm.add_rms_norm` of the gathered parts [T, n] and residual [T, size x n], in their own memory; None
         if the parts do not fit a slot, or T is not small."""
         if not self._fits(part.shape[0], part.shape[1], part.dtype):
             return None

@@ -2,7 +2,7 @@
 
     T tokens, C channels, K taps, H heads, R slots of the pools of states, P rows of a ring (`ring_rows`).
 
-A layer's states lie in pools like its keys and values would: what a step leaves there the next one finds, and a
+A layer's states are in pools like its keys and values would: what a step leaves there the next one finds, and a
 sequence that begins with the step begins with zeros, whatever its slot holds.
 """
 

@@ -178,7 +178,7 @@ class RopeTable(Layer):
     """cos and sin of every position, for each RoPE that layers have. The tables are made once; a step gathers their
     rows once for all layers.
 
-    Where long requests have frequencies of their own, their rows stand behind those of the short ones, and a long
+    Where long requests have their own frequencies, their rows follow those of the short ones, and a long
     request's positions are counted from there (`Sequence.rope_start`).
     """
 

@@ -37,7 +37,7 @@ class SharedPages:
 
 
 def serves(page: int) -> bool:
-    """Whether pages of so many tokens can be shared: no page may lie in two chunks."""
+    """Whether pages of so many tokens can be shared: no page may span two chunks."""
     return CHUNK % page == 0
 
 
@@ -81,7 +81,7 @@ def _units(ids: np.ndarray, whole: np.ndarray, step: int) -> list[tuple[np.ndarr
     steps = int(whole.max(initial=0)) // step
     if len(rows) < 2 or not steps:
         return []
-    # A page that may not be shared, and the first one that differs hides those behind it, counts as a page of its own.
+    # A page that may not be shared, and the first one that differs hides those behind it, counts as a separate page.
     ends = ids[:, step - 1 :: step][:, :steps].astype(np.int64)
     ends = np.where(np.arange(1, steps + 1) * step <= whole[:, None], ends, -1 - np.arange(len(rows))[:, None])
     ordered = np.sort(ends, axis=0)

@@ -34,7 +34,7 @@ class CausalLM(nn.Module, ABC):
         """Normed hidden states [T, H] of token ids and positions, int64 [T] each.
 
         kv_caches: of each layer a (k, v) pair of pools [B, block_size, Hkv, D], its `States`, or both. With fewer
-        than layers, only the first so many layers are computed; only models whose `layers_alike` are asked for that.
+        than layers, only the first so many layers are computed; only for models with `layers_alike`.
         """
 
     @abstractmethod

@@ -281,7 +281,7 @@ class DecoderLayer(nn.Module):
         out: Tensor
         if isinstance(cache, HybridCache):
             mixed = self.mixer(x, cache.states, metadata)
-            if self.mixer.scale_out is None:  # a multiplier has made a tensor of its own
+            if self.mixer.scale_out is None:  # a multiplier has made its own tensor
                 mixed = self.branches_sum.ops.tp.keep(mixed)
             out = self.branches_sum(mixed, self.self_attn(x, tables, cache.kv, metadata))
         elif isinstance(cache, States):

@@ -22,7 +22,7 @@ class FieldReader(Protocol):
 
 
 class Metadata:
-    """A file's metadata below its architecture's name. It remembers which keys were asked for: others that would change
+    """A file's metadata below its architecture's name. It remembers which keys were read: others that would change
     the numbers are refused."""
 
     def __init__(

@@ -39,7 +39,7 @@ _BOUND_PAGE = re.compile(rb"<!-- evalengine manifest [0-9a-f]{64}, page [0-9a-f]
 
 
 def bind(manifest: Manifest, folder: Path, digest: str) -> Manifest:
-    """The manifest with the hashes of the files that now lie in `folder`, and of the digest file to come.
+    """The manifest with the hashes of the files in `folder` now, and of the digest file to come.
 
     Raises EvalEngineError if one cannot be read.
     """

@@ -99,7 +99,7 @@ class ModelInfo:
     device: str
     tokenizer: Any = None  # what its special tokens are read from
     chat_template: str | None = None  # only if it was applied
-    program: str = "evalengine"  # what asked the model
+    program: str = "evalengine"  # the program that ran the model
     arguments: Mapping[str, Any] | None = None  # lm-eval's `model_args`; None: the path and the run's numerics
 
 

@@ -32,8 +32,8 @@ from evalengine.util.plain_files import YAML_SUFFIXES
 # What the configuration names but only the run can know; each stands for the settings in `_STANDS_FOR`.
 IDENTITY_KEYS = ("contract_version", "weights", "model_spec", "tokenizer", "chat_template", "datasets", "prompts",
                  "numerics", "dtype")  # fmt: skip
-NEW_SETTINGS = ("enable_thinking", "chat_template_args")  # null asks for nothing
-# A task's; null asks for nothing.
+NEW_SETTINGS = ("enable_thinking", "chat_template_args")  # null has no effect
+# A task's; null has no effect.
 NEW_TASK_SETTINGS = ("repeats", "pass_at", "gen_prefix", "code_timeout", "choice_order")
 FAST_IDENTITY_KEYS = ("attention_backend",)  # resolved too; at the other levels they change nothing
 _STANDS_FOR = ("model", "batch_invariant", "numerics", "task")
@@ -67,11 +67,11 @@ def run_identity(config: Config, extra: Mapping[str, Any]) -> dict[str, Any]:
             del task["template"]
         if task["judge"] == asdict(JudgeConfig()):
             del task["judge"]
-        else:  # which model it is, and whose answers these are compared with, stands in the run's `judge` by content
+        else:  # which model it is, and whose answers these are compared with, is in the run's `judge` by content
             for name in ("model", "revision", "api", "against"):
                 del task["judge"][name]
         if not task["lm_eval"]["name"] or task["lm_eval"]["name"].endswith(YAML_SUFFIXES):
-            del task["lm_eval"]  # what is in a file stands in `definitions`
+            del task["lm_eval"]  # a file's content is in `definitions`
     del settings["sequential"]  # of a run in steps `extra` has it, with the baseline by content
     for name in NEW_SETTINGS:
         if settings[name] is None:  # not used: the identity of runs from before there was the setting

@@ -3,7 +3,7 @@ reader may use by name.
 
 A part that is read has every field. What an older version did not record, or what is no value of the field's type, is
 the type's neutral value: None where the type allows it, else "", 0, False or nothing. A reader that must know the
-difference asks `missing_for_page` first. What no field names stays in `Manifest.content`.
+difference calls `missing_for_page` first. What no field names stays in `Manifest.content`.
 """
 
 from __future__ import annotations

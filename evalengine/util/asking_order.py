@@ -1,5 +1,5 @@
-"""The order in which a run in steps asks its documents. It follows from the baseline of its gate: no one chooses it,
-and everyone who reads the run gets the same."""
+"""The order in which a run in steps evaluates its documents. It follows from the baseline of its gate: no one chooses
+it, and everyone who reads the run gets the same."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 
 def in_order(baseline: str, task: str, documents: Sequence[int], clusters: Mapping[int, str] | None) -> list[list[int]]:
-    """The task's documents in a random order, cluster by cluster: related ones are asked together, as statistics count
-    them. baseline: its digest. clusters: document -> its cluster; None: documents are unrelated.
+    """The task's documents in a random order, cluster by cluster: related ones are evaluated together, as statistics
+    count them. baseline: its digest. clusters: document -> its cluster; None: documents are unrelated.
 
     A cluster's place is the SHA-256 of baseline, task and name, so that no library's generator decides it.
     """
@@ -22,9 +22,9 @@ def in_order(baseline: str, task: str, documents: Sequence[int], clusters: Mappi
 
 def first_of_order(order: Sequence[Sequence[int]], count: int) -> list[int]:
     """The first `count` documents of `in_order`, and the rest of the last one's cluster."""
-    asked: list[int] = []
+    chosen: list[int] = []
     for cluster in order:
-        if len(asked) >= count:
+        if len(chosen) >= count:
             break
-        asked += cluster
-    return asked
+        chosen += cluster
+    return chosen

@@ -49,7 +49,7 @@ def watch_signals() -> None:
 
 
 def _before_fork() -> None:
-    """Holds the signals back until the child has handlers of its own."""
+    """Holds the signals back until the child has its own handlers."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 

@@ -146,7 +146,7 @@ def _send(work: Callable[[], Any], sender: Connection, parent: int, limited: boo
     ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
     if os.getppid() != parent:
         return
-    # The other cores have processes of their own; and a tokenizer that had used threads before the fork would warn.
+    # The other cores have their own processes; and a tokenizer that had used threads before the fork would warn.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if limited:
         apply_limits()
@@ -165,6 +165,6 @@ def _answer_of(error: BaseException) -> bytes:
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     try:
         sendable = pickle.loads(pickle.dumps(error))
-    except Exception:  # an error with arguments of its own, which pickle cannot make again
+    except Exception:  # an error with its own arguments, which pickle cannot make again
         sendable = RuntimeError(str(error))
     return pickle.dumps((sendable, None if isinstance(sendable, EvalEngineError) else trace))

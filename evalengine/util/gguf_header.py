@@ -132,7 +132,7 @@ class _Cursor:
 
     def take(self, count: int) -> bytes:
         if count > self.end - self.at:
-            raise ValueError(f"the header at byte {self.at} asks for {count} bytes more, the file has {self.end}")
+            raise ValueError(f"the header at byte {self.at} needs {count} bytes more, the file has {self.end}")
         taken = self.data[self.at : self.at + count]
         self.at += count
         return taken

@@ -17,8 +17,8 @@ from evalengine.plain_text import printable
 
 SILENCE = 2.0  # seconds, after which a command says what it waits for
 PROBE_SECONDS = 5
-REMEMBERED_SECONDS = 60  # a run asks for its model and for each of its splits
-_known: dict[str, tuple[float, str]] = {}  # endpoint -> (when it was asked, `_unreachable`)
+REMEMBERED_SECONDS = 60  # a run needs its model and for each of its splits
+_known: dict[str, tuple[float, str]] = {}  # endpoint -> (when it was checked, `_unreachable`)
 
 
 @contextmanager
@@ -45,10 +45,10 @@ def offline_if_unreachable() -> Iterator[str]:
 
 
 def _unreachable(endpoint: str) -> str:
-    """Why `endpoint` gives no answer within `PROBE_SECONDS`; "" if it gives any. A thread asks, since looking up a name
-    takes half a minute where no name server answers, and has no limit of its own."""
-    asked, reason = _known.get(endpoint, (-float("inf"), ""))
-    if time.monotonic() - asked < REMEMBERED_SECONDS:
+    """Why `endpoint` gives no answer within `PROBE_SECONDS`; "" if it gives any. A thread tries, since looking up a
+    name takes half a minute where no name server answers, and has no separate limit."""
+    checked, reason = _known.get(endpoint, (-float("inf"), ""))
+    if time.monotonic() - checked < REMEMBERED_SECONDS:
         return reason
     said: list[str] = []
     asking = threading.Thread(target=lambda: said.append(_ask(endpoint)), name="evalengine probe", daemon=True)

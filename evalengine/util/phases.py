@@ -1,7 +1,7 @@
 """Where the time of a command goes: its phases, each a line of a file that the environment names.
 
 Off unless `EVALENGINE_PHASES=FILE` is set, as `evalengine bench start` sets it. A line is JSON: the phase's name, and
-its begin and end in UNIX seconds. Phases may overlap, since threads and forked processes have phases of their own.
+its begin and end in UNIX seconds. Phases may overlap, since threads and forked processes have their own phases.
 """
 
 from __future__ import annotations

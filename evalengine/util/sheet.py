@@ -36,7 +36,7 @@ class Interval(str):
 
     ends: Ends
     rule: float | None  # a line at this x, in the middle of the scale
-    unit: str  # intervals of another unit have a scale of their own
+    unit: str  # intervals of another unit have their own scale
 
     def __new__(cls, text: str, ends: Ends, rule: float | None = None, unit: str = "") -> Interval:
         cell = super().__new__(cls, text)

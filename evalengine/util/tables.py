@@ -17,7 +17,7 @@ from evalengine.plain_text import printable
 from evalengine.util.command import PROGRAM
 from evalengine.util.sheet import Line, Sheet
 
-WIDEST = 10_000  # columns that are asked for to learn how wide a table is
+WIDEST = 10_000  # columns that are requested to learn how wide a table is
 FOLDED = 8  # columns of words are folded to no less than this
 
 

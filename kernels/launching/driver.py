@@ -1,13 +1,13 @@
 """Launching a compiled Triton kernel by the CUDA driver's own cuLaunchKernelEx.
 
 A forward step of a small model is bound by how fast the host issues its kernels. Triton's launcher parses every
-argument anew, asks the driver about each pointer and encodes each tensor map again. Here everything that stays the
+argument again, queries the driver about each pointer and encodes each tensor map again. Here everything that stays the
 same from one launch to the next is laid out once; a launch only writes the pointers that vary and makes one call.
 
 Without it whole runs of the 0.6B shape on an H200 take longer (medians of two times four rounds): 512 gsm8k generations
 6.35 s for 5.89 s, MMLU's 4,000 scores 0.45 s for 0.32 s, HellaSwag's 0.76 s for 0.54 s.
 
-How Triton lays out a kernel's parameters is not its public interface, so nothing is assumed: the driver is asked for
+How Triton lays out a kernel's parameters is not its public interface, so nothing is assumed: the driver is queried for
 every parameter's size, and a kernel that is not as expected is launched by Triton (`Unsupported`).
 """
 
@@ -29,7 +29,7 @@ from evalengine.kernels.torch_private import current_device, raw_stream
 MAX_MAPS = 1 << 12
 MAP_BYTES, MAP_ALIGNMENT = 128, 64
 MAP_KEYS = {"swizzle", "elem_size", "elem_type", "block_size", "fp4_padded"}
-L2_PROMOTION_128B = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B: Triton's own launcher asks for it, too
+L2_PROMOTION_128B = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B: Triton's own launcher uses it, too
 # Triton's numbers 0 to 7 of element types equal the driver's CUtensorMapDataType; 8, 9 and 10 must be mapped.
 ELEMENT_TYPES = {8: 10, 9: 8, 10: 9}
 SIZES = {"i1": 4, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "u8": 1, "u16": 2, "u32": 4, "u64": 8, "fp32": 4, "fp64": 8}

@@ -167,7 +167,7 @@ class Recorder:
         (["--requests", "0"], "greater than or equal to 1"),
         (["--files", "nowhere"], "--files nowhere: no *.jsonl.gz there"),
         (["--compare", "nowhere.json"], "--compare nowhere.json: cannot be read"),
-        (["--models", "asset:tinymath", "--max-model-len", "4096"], "--max-model-len 4096: must lie in 2 ... 1024"),
+        (["--models", "asset:tinymath", "--max-model-len", "4096"], "--max-model-len 4096: must be in 2 ... 1024"),
     ],
 )
 def test_bad_usage_exits_2_with_one_line(

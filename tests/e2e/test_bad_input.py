@@ -48,7 +48,7 @@ def message(done: Outcome, output_dir: Path, code: int) -> str:
         (["resume=no/such/run"], ["resume=no/such/run: must be auto, never, or an existing run folder"]),
         (["model.path=no/such/model/"], ["model.path=no/such/model/", "Hub id"]),
         (["model.path=no/such/model.gguf"], ["model.path=no/such/model.gguf"]),
-        (["engine.max_model_len=1000000"], ["engine.max_model_len=1000000: must lie in 2 ... "]),
+        (["engine.max_model_len=1000000"], ["engine.max_model_len=1000000: must be in 2 ... "]),
         (["engine.max_model_len=100"], ["max_gen_toks=160 leaves no room", "engine.max_model_len=100; lower"]),
         (["engine.max_model_len=170", "long_prompts=error"], ["10 fit", "set long_prompts=truncate", "document 0"]),
         (["engine.block_size=1000000"], ["engine.block_size=1000000", "max_model_len=1024"]),

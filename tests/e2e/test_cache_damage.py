@@ -201,7 +201,7 @@ def test_an_interrupted_run_has_kept_what_it_computed(tmp_path: Path, monkeypatc
         (("cache=c", "batch_invariant=false"), "bits of fast numerics depend on the batch"),
         (("cache=c", "batch_invariant=false", "numerics=fast"), "bits of fast numerics depend on the batch"),
         (("cache.audit=0.1",), "there is no cache to audit"),
-        (("cache=c", "cache.audit=1.5"), "must lie in 0 .. 1"),
+        (("cache=c", "cache.audit=1.5"), "must be in 0 .. 1"),
         (("cache=",), "cache.path='': must have at least 1 character"),
         (("cache={file}",), "exists and is not a folder"),
     ],

@@ -42,7 +42,7 @@ def test_everything_that_is_wrong_with_a_judge_is_listed_before_anything_runs(tm
         ("judge.against=nobody", "tasks.seats.judge.against: names the other answer of a pair"),
         ("judge.model=smolm2-135m", "judge.model=smolm2-135m: "),
         ("judge.modle=x", "task.judge.modle: no such setting; did you mean task.judge.model"),
-        ("judge.max_model_len=1000000", "judge.model=self: judge.max_model_len=1000000: must lie in"),
+        ("judge.max_model_len=1000000", "judge.model=self: judge.max_model_len=1000000: must be in"),
         ("judge.system_instruction=x", "judge.system_instruction: only a chat template shows it"),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_run_without_it_has_none_of_it(tmp_path: Path) -> None:
     [
         (["enable_thinking=true"], ["set apply_chat_template=true", "'model.think_end_token=\"</think>\"'"]),
         (["enable_thinking=false", "apply_chat_template=true"], ["enable_thinking=false: the model's chat template"]),
-        (["model.think_end_token=99999"], ["model.think_end_token=99999: token ids must lie in 0 ... "]),
+        (["model.think_end_token=99999"], ["model.think_end_token=99999: token ids must be in 0 ... "]),
         (["model.think_end_token=[1]"], ["model.think_end_token=", "must be the text or the id"]),
         (["task.generation.max_gen_toks=32768"], ["max_gen_toks=32768 leaves no room", "the model's own limit"]),
     ],

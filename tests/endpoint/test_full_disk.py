@@ -43,7 +43,7 @@ def test_an_unfinished_line_is_removed_without_rewriting_the_file(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_bytes", fails)
-    assert AnswersFile(tmp_path, PLAIN).kept == {(0, 0): answer(0)}
+    assert AnswersFile(tmp_path, PLAIN).stored == {(0, 0): answer(0)}
     assert (tmp_path / ANSWERS).read_bytes() == whole
 
 

@@ -61,7 +61,7 @@ def halves(folder: Path) -> tuple[list[str], list[str]]:
 def test_a_tensor_in_two_shards_is_refused(folder: Path) -> None:
     first, second = halves(folder)
     save_shards(folder, {"a.safetensors": first, "b.safetensors": [*second, first[0]]})
-    with pytest.raises(EvalEngineError, match=f"{first[0]} stands in a.safetensors and in b.safetensors"):
+    with pytest.raises(EvalEngineError, match=f"{first[0]} is in a.safetensors and in b.safetensors"):
         engine_logits(folder)
 
 
@@ -69,7 +69,7 @@ def test_a_tensor_in_two_files_without_an_index_is_refused(folder: Path) -> None
     first, second = halves(folder)
     save_shards(folder, {"a.safetensors": first, "b.safetensors": [*second, first[0]]})
     (folder / INDEX).unlink()
-    with pytest.raises(EvalEngineError, match=f"{first[0]} stands in a.safetensors and in b.safetensors"):
+    with pytest.raises(EvalEngineError, match=f"{first[0]} is in a.safetensors and in b.safetensors"):
         engine_logits(folder)
 
 
@@ -78,7 +78,7 @@ def test_a_whole_copy_under_another_name_is_refused(folder: Path) -> None:
     (folder / SINGLE).unlink()
     save_file(tensors, folder / "a.safetensors")
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, folder / "b.safetensors")
-    with pytest.raises(EvalEngineError, match=r"stands in a.safetensors and in b.safetensors.* and 13 more"):
+    with pytest.raises(EvalEngineError, match=r"is in a.safetensors and in b.safetensors.* and 13 more"):
         engine_logits(folder)
 
 
@@ -96,11 +96,11 @@ def test_an_index_that_its_shards_do_not_bear_out_is_refused(folder: Path) -> No
         return str(caught.value)
 
     wrong = message({**right, first[0]: "b.safetensors"})
-    assert f"{first[0]} stands in a.safetensors, and {INDEX} gives it to b.safetensors" in wrong
+    assert f"{first[0]} is in a.safetensors, and {INDEX} gives it to b.safetensors" in wrong
     assert f"{first[0]} is not in b.safetensors, where {INDEX} has it" in wrong
     assert "extra.weight is not in a.safetensors" in message({**right, "extra.weight": "a.safetensors"})
     unnamed = message({name: file for name, file in right.items() if name != first[0]})
-    assert f"{first[0]} stands in a.safetensors, and {INDEX} does not name it" in unnamed
+    assert f"{first[0]} is in a.safetensors, and {INDEX} does not name it" in unnamed
 
 
 @pytest.mark.parametrize(

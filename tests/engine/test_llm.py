@@ -193,7 +193,7 @@ def test_requests_join_those_that_run(make_llm: Callable[..., LLM]) -> None:
     for output in outputs:
         expected = together[output.request_id]
         assert output.token_ids == expected.token_ids and output.logprobs.tobytes() == expected.logprobs.tobytes()
-    with pytest.raises(ConfigError, match="token ids must lie in"):
+    with pytest.raises(ConfigError, match="token ids must be in"):
         list(make_llm().run(requests[:1], more=lambda: [GenerateRequest(9, [10**6])]))
 
 

@@ -142,8 +142,8 @@ def test_gpu_memory_utilization_is_of_the_whole_memory(
     ("settings", "message"),
     [
         ({"gpu_memory_utilization": 0.5}, "this run's device is the CPU"),
-        ({"gpu_memory_utilization": 1.5}, r"must lie in \(0, 1\]"),
-        ({"gpu_memory_utilization": float("nan")}, r"must lie in \(0, 1\]"),
+        ({"gpu_memory_utilization": 1.5}, r"must be in \(0, 1\]"),
+        ({"gpu_memory_utilization": float("nan")}, r"must be in \(0, 1\]"),
         ({"gpu_memory_utilization": 0.5, "kv_cache_memory_fraction": 0.6}, "not both"),
     ],
 )

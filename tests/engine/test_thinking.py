@@ -69,5 +69,5 @@ def test_what_is_no_token_is_refused(wrong: Any) -> None:
 
 
 def test_an_id_beyond_the_vocabulary_is_refused(make_llm: Callable[..., LLM]) -> None:
-    with pytest.raises(ConfigError, match="think_end_token=4000000: token ids must lie in"):
+    with pytest.raises(ConfigError, match="think_end_token=4000000: token ids must be in"):
         make_llm().generate(["x"], SamplingParams(think_end_token=4_000_000))

@@ -106,4 +106,4 @@ def test_damaged_answers_are_refused_or_are_answers(tmp_path: Path) -> None:
                 assert ANSWERS in str(error)
                 continue
             file.close()
-            assert all(isinstance(answer.text, str) and place[0] >= 0 for place, answer in file.kept.items())
+            assert all(isinstance(answer.text, str) and place[0] >= 0 for place, answer in file.stored.items())

@@ -174,7 +174,7 @@ def test_an_undecided_gate_fails_where_power_is_required() -> None:
     a, same = make_run({"sums": RIGHT}), make_run({"sums": RIGHT}, total=-1.6)
     undecided = {"accuracy": {"max_regression": 2.0, "require_power": True}}
     (check,) = checks(undecided, a, same)
-    assert check.status == "fail" and check.message.startswith("undecided: the policy asks for losses of 2 points")
+    assert check.status == "fail" and check.message.startswith("undecided: the policy allows losses of 2 points")
     least = float(check.detects.split("loss of ")[1].split()[0])
     assert 5 < least < 10, "five losses are the fewest that can be significant"
     seeing = {"accuracy": {"max_regression": least + 0.01, "require_power": True}}

@@ -175,7 +175,7 @@ def test_what_concerns_all_runs_is_said_once(sweep: Path, capsys: pytest.Capture
 def test_the_page_says_verdict_and_reason_first_and_shows_losses_bounds_and_margins() -> None:
     page = gate_page(RUNS["fail"])
     text = words(page)
-    parts = ("gate own: FAIL: 1 of 3 checks failed", "The policy asks for: no metric worse", "the baseline is new",
+    parts = ("gate own: FAIL: 1 of 3 checks failed", "The policy requires: no metric worse", "the baseline is new",
              "0.7500 -> 0.7150", "about 463 documents", "Excluded at 95 %", "What 3 checks saw; 1 not judged",
              "A is the baseline")  # fmt: skip
     places = [text.index(part) for part in parts]
@@ -246,7 +246,7 @@ def test_description_and_notes_are_explained_in_every_form(monkeypatch: pytest.M
     assert report.verdict == "inconclusive"
     forms = ["\n".join(map(str, report_lines(report))), markdown(report), junit(report), words(gate_page(report))]
     for text in map(html.unescape, forms):
-        assert text.count("no metric worse") == text.count("The policy asks for: no metric worse")
+        assert text.count("no metric worse") == text.count("The policy requires: no metric worse")
         assert "A is the baseline, B the run" in text and "not judged" not in text
         assert "may differ: The model weights differ" in text and "may differ: numerics is" in text
     notes = json.loads(to_json(report))["notes"]

@@ -175,7 +175,7 @@ def test_related_documents_are_one_bet() -> None:
     sequential = {"step": 4, "baseline": ordered_by(a)}
     b = replace(make_run({"t": [1.0] * 40}, total=-1.6, **{SEQUENTIAL: sequential}), clusters=a.clusters)
     steps = steps_of(parse_policy({"accuracy": {"margin": 3.0}}, "own"), a, b)
-    assert steps is not None and steps.largest == {"t": 4} and len(steps.asked["t"]) == 10
+    assert steps is not None and steps.largest == {"t": 4} and len(steps.evaluated["t"]) == 10
     with pytest.raises(ConfigError, match="names no clusters"):
         steps_of(parse_policy({"accuracy": {"margin": 3.0}}, "own"), replace(a, clusters={}),
                  replace(b, clusters={"t": {0: "0"}}))  # fmt: skip

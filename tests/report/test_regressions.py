@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.__main__ import main
-from evalengine.report.read.documents import asked_of
+from evalengine.report.read.documents import questions_of
 from evalengine.report.read.load import load_run
 from tests.browser import Browser
 from tests.report.test_pages import quiet
@@ -105,6 +105,6 @@ def test_documents_numbers_are_whole(width: int, runs: tuple[Path, Path], tmp_pa
 
 def test_choices_have_their_right_one_as_target(tmp_path: Path) -> None:
     a = load_run(write_choices(tmp_path / "a", [[-1.0, -2.0], [-1.0, -2.0]], [0, 1]))
-    asked = asked_of((a,), {("pick", 1)})
+    asked = questions_of((a,), {("pick", 1)})
     assert asked["pick", 1].target == "1: choice 1" and asked["pick", 1].question == "Question 1"
-    assert asked_of((a,), set()) == {}
+    assert questions_of((a,), set()) == {}

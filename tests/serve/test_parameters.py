@@ -155,7 +155,7 @@ def test_another_method_is_answered_with_those_that_the_path_takes(
 LONG = "a b " * 1000
 OUT_OF_BOUNDS = [
     (COMPLETION, {"temperature": -1}, "temperature", "temperature=-1.0: must be 0"),
-    (COMPLETION, {"top_p": 2}, "top_p", "top_p=2.0: must lie in (0, 1]"),
+    (COMPLETION, {"top_p": 2}, "top_p", "top_p=2.0: must be in (0, 1]"),
     (COMPLETION, {"top_k": -2}, "top_k", "from -1 to 1024"),
     (COMPLETION, {"seed": 2**70}, "seed", "from -9223372036854775808 to 9223372036854775807"),
     (COMPLETION, {"stop": ["a", ""]}, "stop", "non-empty string"),

@@ -73,7 +73,7 @@ def test_the_default_is_one_engine_here_without_ray() -> None:
         (("cluster=ray", "cluster.replicas=some"), ["cluster.replicas=some: must be auto or a number from 1 to 4096"]),
         (("cluster=ray", "cluster.address=nowhere"), ["cluster.address='nowhere': must be host:port"]),
         (("cluster=ray", "engine.device=cuda:1"), ["engine.device=cuda:1: Ray chooses each replica's GPUs"]),
-        (("cluster=ray", "cluster.audit=1.5"), ["cluster.audit=1.5: must lie in 0 .. 1"]),
+        (("cluster=ray", "cluster.audit=1.5"), ["cluster.audit=1.5: must be in 0 .. 1"]),
         (("cluster.audit=0.1",), ["cluster.audit=0.1: it needs a second replica"]),
         (
             ("cluster=ray", "cluster.audit=0.1", "cluster.replicas=1", "batch_invariant=false"),

@@ -96,7 +96,7 @@ def test_a_user_writes_another_experiment(tmp_path: Path) -> None:
         ([*TWO_RUNS, "model.path=/nowhere/x"], "/nowhere/x"),
         ([*TWO_RUNS, "resume=."], "an experiment takes auto or never"),
         ([*TWO_RUNS, "engine.max_model_len=512,99999", "engine.device=cpu"],
-         "max_model_len=99999: engine.max_model_len=99999: must lie in"),
+         "max_model_len=99999: engine.max_model_len=99999: must be in"),
     ],
 )  # fmt: skip
 def test_bad_settings_fail_before_the_first_run(

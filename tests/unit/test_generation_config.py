@@ -30,7 +30,7 @@ def test_every_field_stands_in_one_group() -> None:
     fields = set(vars(GenerationConfig()))
     groups = (set(APPLIED), set(REFUSED), set(NEUTRAL))
     assert fields - set.union(*groups) == set(), "fields that would be ignored"
-    assert sum(len(group) for group in groups) == len(set.union(*groups)), "a field stands in two groups"
+    assert sum(len(group) for group in groups) == len(set.union(*groups)), "a field is in two groups"
 
 
 def test_transformers_own_defaults_ask_for_nothing() -> None:

@@ -87,7 +87,7 @@ def test_dummy_weights_of_plain_models_are_named_as_before() -> None:
 
 
 def test_the_checkpoints_dtype_does_not_count(checkpoint: Checkpoint) -> None:
-    """The dtype in which the run computes stands in its identity instead."""
+    """The dtype in which the run computes is in its identity instead."""
     assert plain_spec(replace(checkpoint.spec, dtype=torch.float64)) == plain_spec(checkpoint.spec)
 
 

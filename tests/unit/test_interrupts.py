@@ -28,7 +28,7 @@ def test_the_first_ctrl_c_ends_after_the_step_and_the_second_at_once(capsys: pyt
     with Interrupts() as interrupts:
         interrupts.after_a_step()
         press()
-        assert interrupts.asked and capsys.readouterr().err.count("Ctrl-C again ends at once") == 1
+        assert interrupts.received and capsys.readouterr().err.count("Ctrl-C again ends at once") == 1
         with pytest.raises(KeyboardInterrupt):
             interrupts.after_a_step()
         with pytest.raises(KeyboardInterrupt):
@@ -42,7 +42,7 @@ def test_in_another_thread_no_signal_is_watched() -> None:
 
     def watch() -> None:
         with Interrupts() as interrupts:
-            states.append((signal.getsignal(signal.SIGINT), interrupts.asked))
+            states.append((signal.getsignal(signal.SIGINT), interrupts.received))
 
     thread = threading.Thread(target=watch)
     thread.start()

@@ -58,7 +58,7 @@ def test_scales_as_they_are_written() -> None:
         ([1], "has 1 label"),
         ([], "has 0 label"),
         (["a", "A", "b"], "A, a: stands there more than once"),
-        ([True, False], "stands in quotes"),
+        ([True, False], "needs quotes"),
         (["a ", "b"], "white space"),
         ({"a": 1, "b": "first"}, "must all be numbers, or all of"),
         ({"a": 1, "b": float("nan")}, "must all be numbers"),

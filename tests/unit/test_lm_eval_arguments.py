@@ -52,7 +52,7 @@ def test_everything_wrong_is_said_at_once() -> None:
         ({"chat_template_date": "today"}, "chat_template_date=today: must be a day"),
         ({"enable_thinking": True}, "enable_thinking=True: say where the thinking ends"),
         ({"max_length": 5}, "max_length: no such model argument; it is called max_model_len here"),
-        ({"seed": -1}, "seed=-1: must lie in 0 .. 2^63 - 1"),
+        ({"seed": -1}, "seed=-1: must be in 0 .. 2^63 - 1"),
     ],
 )
 def test_a_wrong_value_is_said_with_its_cure(arguments: dict[str, Any], message: str) -> None:

@@ -69,8 +69,8 @@ def test_what_fits_is_read_as_its_type() -> None:
         (Outer, {"inner": {"names": "xy"}}, "run.inner.names=xy: must be a valid tuple"),
         (Outer, {"inner": {"cuont": 3}}, "run.inner.cuont: no such setting"),
         (Outer, {"each": {"m": 3}}, "run.each.m=3: must be a mapping of names to values"),
-        (Outer, {"share": 0}, "run.share=0: must lie in (0, 1]"),
-        (Outer, {"share": "much"}, "run.share=much: must lie in (0, 1]"),
+        (Outer, {"share": 0}, "run.share=0: must be in (0, 1]"),
+        (Outer, {"share": "much"}, "run.share=much: must be in (0, 1]"),
         (Outer, {"replicas": 0}, "run.replicas=0: must be auto or a positive number"),
         (Outer, {"loose": "x"}, "run.loose=x: must be a valid integer"),
     ],
@@ -87,7 +87,7 @@ def test_all_problems_are_listed() -> None:
     assert caught.value.problems == [
         "inner.count=0: must be greater than or equal to 1",
         "inner.level=1: must be 'bitwise' or 'tokens'",
-        "share=2: must lie in (0, 1]",
+        "share=2: must be in (0, 1]",
         "loose=None: must be a valid integer",
     ]
 

@@ -69,7 +69,7 @@ def test_a_file_with_our_own_settings(tmp_path: Path) -> None:
 
 
 def test_lists_and_sweeps(tmp_path: Path) -> None:
-    """A path stands in lists and in sweeps as a task's name does."""
+    """A path is in lists and in sweeps as a task's name does."""
     file = written(tmp_path)
     (job,) = compose_jobs([f"task=[{file},arc_easy]"])
     assert [*job.config.tasks] == ["mine", "arc_easy"]

@@ -103,7 +103,7 @@ def test_metrics_and_their_names(tmp_path: Path) -> None:
     [
         ({"repeats": 4, "generation": GenerationConfig()}, "repeats=4: at temperature 0 all answers are one; set a t"),
         ({"repeats": 4, "generation": GenerationConfig(repeats=2, temperature=1.0)}, "generation.repeats=2 says other"),
-        ({"repeats": 4, "generation": HOT, "pass_at": [1, 5]}, "pass_at=[1, 5]: 5 must lie in 1 ... 4"),
+        ({"repeats": 4, "generation": HOT, "pass_at": [1, 5]}, "pass_at=[1, 5]: 5 must be in 1 ... 4"),
         ({"cls": "wikitext:WikiText", "repeats": 2}, "repeats: is for tasks that generate text"),
     ],
 )

@@ -147,8 +147,8 @@ class LogitsRequests:
 
 
 def _asked(chunk: Chunk) -> list[tuple[range, int | None]]:
-    """The positions whose logits a chunk asks for, each with the token there if it is guessed: a guess makes every
-    position of the chunk a question of its own."""
+    """The positions whose logits a chunk needs, each with the token there if it is guessed: a guess makes every
+    position of the chunk its own question."""
     if chunk.guesses:
         given = (None, *chunk.guesses)
         return [(range(p, p + 1), guess) for p, guess in zip(range(chunk.start, chunk.end), given, strict=True)]
@@ -185,7 +185,7 @@ class Pending:
         return [result for result in results if result.seq.status is not Status.FINISHED]
 
     def _alternatives(self, arrays: list[np.ndarray]) -> dict[int, Top]:
-        """Wanted row -> its most probable tokens, as many as its sequence asked for."""
+        """Wanted row -> its most probable tokens, as many as its sequence requests."""
         alternatives: dict[int, Top] = {}
         for rows, ids, values in zip(self.top_rows, arrays[::2], arrays[1::2], strict=True):
             for row, row_ids, row_values in zip(rows, ids.tolist(), values.tolist(), strict=True):

@@ -51,7 +51,7 @@ def memory_problems(config: EngineConfig, spec: ModelSpec, settings: Settings) -
 
 
 def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings) -> int:
-    """The number of pages, of all layers, that the configuration asks for, or as many as can be useful within the
+    """The number of pages, of all layers, that the configuration requests, or as many as can be useful within the
     memory fraction.
 
     Raises: ConfigError if they do not fit, or if one sequence of `max_model_len` tokens would not; it names the fixes.
@@ -61,7 +61,7 @@ def plan_num_kv_blocks(config: EngineConfig, spec: ModelSpec, settings: Settings
     page = numbers * settings.dtype.itemsize
     free = _free_bytes(settings.device)
     if settings.device.type == "cpu":
-        free //= settings.tensor_parallel_size  # the ranks' pools lie in the same memory
+        free //= settings.tensor_parallel_size  # the ranks' pools share this memory
     if has_graphs(config, settings):
         free = max(0, free - graph_bytes(spec, config.max_num_seqs, settings))
     chunked = in_chunks(settings.numerics, settings.device)
@@ -148,7 +148,7 @@ def _share(config: EngineConfig) -> str:
 def check_weights_fit(
     spec: ModelSpec, dtype: torch.dtype, device: torch.device, max_model_len: int, ranks: int = 1, saved: int = 0
 ) -> None:
-    """Raises ConfigError if one rank's weights and RoPE's tables do not fit the free memory. Asked before they are
+    """Raises ConfigError if one rank's weights and RoPE's tables do not fit the free memory. Checked before they are
     allocated, so that the user reads a sentence and the process is not killed half-way. saved: the bytes of all ranks
     that packed weights save."""
     weights = (num_parameters(spec) * dtype.itemsize - saved) // ranks
@@ -176,7 +176,7 @@ def _free_bytes(device: torch.device) -> int:
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):  # the system is not Linux
         free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:  # a container has a limit of its own; cached files count as used but can be given back
+    try:  # a container has its own limit; cached files count as used but can be given back
         names = ("memory.max", "memory.current", "memory.stat")
         limit, used, statistics = ((CGROUP / name).read_text().strip() for name in names)
     except OSError:

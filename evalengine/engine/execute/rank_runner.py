@@ -217,5 +217,5 @@ class RankRunner:
     def _copy_pages(self, copies: list[tuple[int, int]]) -> None:
         if copies:
             source, destination = upload([*np.array(copies, dtype=np.int64).T], self.ops.device)
-            for layer in self.kv_pool:  # layer by layer, since the pages being copied lie in memory twice
+            for layer in self.kv_pool:  # layer by layer, since the pages being copied are in memory twice
                 layer[:, destination] = layer[:, source]

@@ -2,7 +2,7 @@
 
 transformers' `generate` takes this file's values wherever its caller says nothing, and so does lm-eval's hf backend,
 which says only what the task does. Qwen2.5-Coder-7B-Instruct, for one, ships a repetition penalty of 1.1, which changes
-greedy output, too. Every field of transformers' `GenerationConfig` stands in exactly one of the groups below.
+greedy output, too. Every field of transformers' `GenerationConfig` is in exactly one of the groups below.
 
 The sampling settings (`SAMPLING`) are not taken from the file: a request says itself whether it samples, and how
 (temperature, top_k, top_p; a setting that a task leaves out is off), so that a task means the same on every model. In
@@ -85,7 +85,7 @@ NEUTRAL = SAMPLING | frozenset(
 
 
 def read_processors(folder: Path, choice: str, vocab_size: int, setting: str) -> LogitsProcessors:
-    """The logits processors that a model's folder asks for (`hf_folder.generation_config`: in generation_config.json;
+    """The logits processors that a model's folder requests (`hf_folder.generation_config`: in generation_config.json;
     without it transformers takes the fields from config.json, where old checkpoints have them, and where fields of no
     group are the model's).
 

@@ -22,7 +22,7 @@ class PreTokenizer:
     """How text is cut before byte-level BPE, named by `tokenizer.ggml.pre`, and what else the family has in common."""
 
     pattern: str | None = None  # None: GPT-2's own, which the library's ByteLevel has built in
-    digits_apart: bool = False  # each digit is a piece of its own
+    digits_apart: bool = False  # each digit is a separate piece
     nfc: bool = False  # text is brought to Unicode normalisation form C first
     ignore_merges: bool = False  # a piece that is a token is taken whole, without merges
     add_bos: bool = False  # whether BOS is added when the file does not say

@@ -240,7 +240,7 @@ def _warn(unknown: list[str], setting: str, spec: ModelSpec) -> None:
     """Warns of fields that a user may expect to count."""
     if "auto_map" in unknown:
         unknown.remove("auto_map")
-        logger.warning("%s: auto_map names code of its own, which is not run: it is a %s", setting, spec.architecture)
+        logger.warning("%s: auto_map names its own code, which is not run: it is a %s", setting, spec.architecture)
     if unknown:
         names = listed([plain(name) for name in unknown], 8)
         logger.warning("%s: nothing reads these fields of config.json: %s", setting, names)

@@ -283,7 +283,7 @@ def _check_unchanged(checkpoint: Checkpoint) -> None:
     if not same:
         raise EvalEngineError(
             f"{checkpoint.path}: its weight files have changed since the model was found, so no hash can name what is "
-            "in memory; load the model again, and let a training save each step in a folder of its own"
+            "in memory; load the model again, and let a training save each step in its own folder"
         )
 
 

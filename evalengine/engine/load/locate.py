@@ -24,7 +24,7 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 class Absent(Exception):
-    """Nothing lies at this path; the error's text says what was looked for."""
+    """Nothing is at this path; the error names the expected content."""
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ def has_named_weights(folder: Path, load_format: str) -> bool:
 def stored_tensors(folder: Path, load_format: str = "auto") -> dict[str, StoredTensor]:
     """Every tensor of the folder's `weight_files` by name, file by file.
 
-    Raises what `weight_files` raises, and one `EvalEngineError` for tensors that stand in two files or elsewhere than
+    Raises what `weight_files` raises, and one `EvalEngineError` for tensors that are in two files or elsewhere than
     the index says.
     """
     files, index = _files_and_index(folder, load_format)
@@ -131,10 +131,10 @@ def stored_tensors(folder: Path, load_format: str = "auto") -> dict[str, StoredT
     for tensor in (tensor for file in files for tensor in tensors_of(file)):
         if tensor.name in tensors:
             first = tensors[tensor.name].file.name
-            problems.append(f"{plain(tensor.name)} stands in {first} and in {tensor.file.name}")
+            problems.append(f"{plain(tensor.name)} is in {first} and in {tensor.file.name}")
         elif index is not None and index.get(tensor.name) != tensor.file.name:
             entry = f"gives it to {index[tensor.name]}" if tensor.name in index else "does not name it"
-            problems.append(f"{plain(tensor.name)} stands in {tensor.file.name}, and {_index_name(files)} {entry}")
+            problems.append(f"{plain(tensor.name)} is in {tensor.file.name}, and {_index_name(files)} {entry}")
         else:
             tensors[tensor.name] = tensor
     lacking = [] if index is None else [name for name in index if name not in tensors]
@@ -204,7 +204,7 @@ def _updated(weight: Tensor, update: LowRank) -> Tensor:
 
 
 def equal_tensors(first: StoredTensor, second: StoredTensor) -> bool:
-    """Whether two tensors have the same values, a part of them in memory at a time; packed ones are not asked."""
+    """Whether two tensors have the same values, a part of them in memory at a time; not for packed ones."""
     if first.method or second.method or {first.dtype, second.dtype} - DTYPES.keys():
         return False
     if first.shape != second.shape or not first.shape:

@@ -27,7 +27,7 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the column of each four bits of a word,
 def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     """uint8 [E, N, K / 32, 16] and [E, N, K / 32] -> bfloat16 [E, K, N], exactly; with one expert's copy at a time.
 
-    A number is 4 bits of e2m1; two lie in a byte, the lower half first. 32 of them in a row share a scale, a power of
+    A number is 4 bits of e2m1; a byte has two, the lower half first. 32 of them in a row share a scale, a power of
     two (OCP Microscaling Formats v1.0, section 5; the layout is that of gpt-oss's checkpoints).
     """
     out = torch.empty(*blocks.shape[:2], blocks.shape[2] * MXFP4_ROW, dtype=torch.bfloat16)

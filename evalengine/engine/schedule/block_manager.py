@@ -28,7 +28,7 @@ from evalengine.engine.schedule.snapshots import Prefix, Snapshots
 
 PASSED = CachedBlock(
     (), 0
-)  # stands in a sequence's list for the blocks that it gave back, or never had, before a window
+)  # replaces, in a sequence's list, the blocks that it gave back, or never had, before a window
 WHOLE = (KVGroup(),)  # the groups of a model whose layers all see everything
 UNBOUNDED = 1 << 62
 
@@ -138,7 +138,7 @@ class BlockManager:
     def extend(self, seq: Sequence, num_tokens: int) -> bool:
         """Makes room for the next `num_tokens` tokens and records them. False, and nothing taken, if the pool is full.
 
-        Generated tokens are recorded a block at a time, once the next one is asked for: they may not even be known yet,
+        Generated tokens are recorded a block at a time, once the next one is requested: they may not even be known yet,
         and hardly anything but the sequence itself, after a preemption, will look for them. Then, too, blocks that
         windows have passed are given back.
         """

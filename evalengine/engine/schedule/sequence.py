@@ -47,7 +47,7 @@ class ParentState:
 
 @dataclass(eq=False)
 class Sequence(ABC):
-    """Token ids, how many of them have their KV in the pool, and the pages it lies in."""
+    """Token ids, how many of them have their KV in the pool, and its pages."""
 
     token_ids: list[int]
     block_tables: list[list[int]] = field(default_factory=list)  # its pages in each of the layout's tables

@@ -1,7 +1,7 @@
 """The model's chat template: from messages to a prompt, within limits, and the same text on every day.
 
 A template is a program that came with the model. It may read the clock (Llama 3.2's writes today's date), loop for ever
-or ask for all memory, so it runs in a process of its own (`template_worker`), for `chat_template_date`.
+or allocate all memory, so it runs in a process of its own (`template_worker`), for `chat_template_date`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIXED_ENVIRONMENT = {"TZ": "UTC", "LC_ALL": "C.UTF-8"}
 
 @dataclass(frozen=True)
 class Wording:
-    """Phrases for a caller's errors: where the template was asked for, and what the user can do instead."""
+    """Phrases for a caller's errors: where the template was requested, and what the user can do instead."""
 
     where: str
     without_template: str
@@ -134,7 +134,7 @@ def _start() -> LineWorker:
     import jinja2
     import markupsafe
 
-    # With -I Python imports nothing of the user's environment or folder; jinja2 may lie in a folder of its own.
+    # With -I Python imports nothing of the user's environment or folder; jinja2 may be in its own folder.
     places = sorted({str(Path(module.__file__ or "").parents[1]) for module in (jinja2, markupsafe)})
     code = f"import runpy, sys; sys.path += {places!r}; runpy.run_path({str(WORKER)!r}, run_name='__main__')"
     return LineWorker(["-I", "-c", code], {**os.environ, **FIXED_ENVIRONMENT})

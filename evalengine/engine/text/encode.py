@@ -65,7 +65,7 @@ def any_of(strings: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def prefix_token_id(tokenizer: Any) -> int:
-    """The token that stands before a text without context: BOS, else EOS (lm-eval's `prefix_token_id`).
+    """The token before a text without context: BOS, else EOS (lm-eval's `prefix_token_id`).
 
     Raises ConfigError for a tokenizer with neither, which can only score what follows a context.
     """

@@ -6,7 +6,7 @@ texts of some 500 characters, they took 8 s in calls of one text each, 2.5 s wit
 thousands, and 1.4 s with each word: of 1.1 million words 90,000 differ.
 
 Byte-level BPE first cuts a text into words and then works word by word. The known patterns for the words (`PATTERNS`)
-all cut between an ASCII letter or digit and a line break, whatever stands before and after: no alternative that matches
+all cut between an ASCII letter or digit and a line break, whatever is before and after: no alternative that matches
 a letter or a digit goes on over a line break, and none looks back. They also cut before a single space that is followed
 by an ASCII letter or digit and preceded by an ASCII character that is no space (`is_boundary`). So a text's ids are
 those of its pieces between such places, one after another (and those of a context and of a continuation that begins
@@ -48,7 +48,7 @@ class PieceTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self.bos_token = tokenizer.bos_token  # asked for with every text, and transformers takes 2 us to find it
+        self.bos_token = tokenizer.bos_token  # used with every text, and transformers takes 2 us to find it
         self._pieces: dict[str, list[int]] = {}
         self._blocks: dict[str, list[int]] = {}
         self._last: tuple[str, list[int]] = "", []  # the last text that was cut, and its ids

@@ -1,4 +1,4 @@
-"""Renders a chat template in a process of its own, whose time and memory end before the machine's do.
+"""Renders a chat template in its own process, whose time and memory end before the machine's do.
 
 `evalengine.engine.text.chat_template` starts this file by its path, so it imports the standard library and jinja2 only.
 It reads JSON lines and answers each with one. The first is {"template", "variables", "date", "limits"}; its answer has
@@ -90,7 +90,7 @@ def environment(date: datetime) -> jinja2.Environment:
         return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     def refuse_random(*_: Any, **__: Any) -> None:
-        raise Unrepeatable("it asks for a random text, so no two runs would have the same prompts")
+        raise Unrepeatable("it uses a random text, so no two runs would have the same prompts")
 
     jinja = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, jinja2.ext.loopcontrols]

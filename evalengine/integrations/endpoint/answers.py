@@ -28,7 +28,7 @@ _LINE = with_fields({
 })  # fmt: skip
 FILTERED = ("content_filter", "refusal", "safety")  # finish reasons of an answer that was withheld, all or in part
 Document = tuple[str, int]  # (task, document)
-Place = tuple[int, int]  # (the request's place in the plan, which of its identical asks)
+Place = tuple[int, int]  # (the request's place in the plan, which of its identical requests)
 
 
 @dataclass(frozen=True)

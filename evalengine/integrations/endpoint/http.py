@@ -37,7 +37,7 @@ AGAIN = (408, 409, 425, 429, 500, 502, 503, 504, 529)  # statuses after which th
 FOR_ALL = (301, 302, 303, 307, 308, 401, 402, 404, 405, 407)
 FILTERED = ("content_filter", "content_policy_violation")  # error codes that a content filter uses instead of a status
 LONGEST_WAIT = 60.0  # seconds between two attempts
-LONGEST_ASKED_WAIT = 600.0  # the longest Retry-After that is honoured, seconds
+LONGEST_RETRY_AFTER = 600.0  # the longest Retry-After that is honoured, seconds
 MAX_BYTES = 1 << 26  # of an answer
 MAX_ERROR_BYTES = 1 << 20
 # (the address, a request's JSON, seconds) -> the response's JSON. After an OSError or ValueError it is sent again.
@@ -106,7 +106,7 @@ def _pattern(key: str) -> re.Pattern[str]:
 class Reply:
     """The outcome of one request: its JSON with clean strings (`Cleaner`), or why there is none."""
 
-    number: int  # the request's place among those asked
+    number: int  # the request's place among those sent
     value: Mapping[str, Any] | None
     attempts: int
     seconds: float
@@ -239,7 +239,7 @@ class Client:
         self._stop = threading.Event()
 
     def ask(self, bodies: Sequence[Mapping[str, Any]]) -> Iterator[Reply]:
-        """A reply for each body. Leaving the iterator early asks nothing more.
+        """A reply for each body. Leaving the iterator early sends nothing more.
 
         Raises: EvalEngineError for an error that every request would have (a wrong key, path or model).
         """
@@ -369,10 +369,10 @@ def _body_message(error: urllib.error.HTTPError) -> str:
 
 
 def _wanted_wait(error: urllib.error.HTTPError, otherwise: float) -> float:
-    """The seconds that the endpoint asks to wait, by their number or by a date (RFC 9110, 10.2.3)."""
-    asked = error.headers.get("retry-after", "")
+    """The seconds that the endpoint wants the client to wait, by their number or by a date (RFC 9110, 10.2.3)."""
+    delay = error.headers.get("retry-after", "")
     try:
-        seconds = float(asked) if not asked[:1].isalpha() else parsedate_to_datetime(asked).timestamp() - time.time()
+        seconds = float(delay) if not delay[:1].isalpha() else parsedate_to_datetime(delay).timestamp() - time.time()
     except (ValueError, TypeError, OverflowError):
         return otherwise
-    return min(LONGEST_ASKED_WAIT, max(0.0, seconds)) if math.isfinite(seconds) else otherwise
+    return min(LONGEST_RETRY_AFTER, max(0.0, seconds)) if math.isfinite(seconds) else otherwise

@@ -42,7 +42,7 @@ class MessagesAsText:
 
     def continued(self, messages: list[dict[str, str]]) -> str:
         raise ConfigError("model.api: an endpoint does not continue a partial answer (gen_prefix); "
-                          "apply_chat_template=false asks for a completion")  # fmt: skip
+                          "apply_chat_template=false requests a completion")  # fmt: skip
 
 
 def endpoint_plan(config: Config) -> EndpointPlan:
@@ -82,18 +82,18 @@ def _body(instance: Instance, config: Config) -> dict[str, Any]:
     """One request. `endpoint.body` adds fields, and takes those away that it has null for."""
     generation = instance.generation
     assert generation is not None
-    asked: dict[str, Any] = {"model": config.model.name}
+    body: dict[str, Any] = {"model": config.model.name}
     if config.apply_chat_template:
-        asked["messages"] = json.loads(instance.context)
+        body["messages"] = json.loads(instance.context)
     else:
-        asked["prompt"] = instance.context
-    asked |= {"max_tokens": generation.max_gen_toks, "temperature": generation.temperature,
+        body["prompt"] = instance.context
+    body |= {"max_tokens": generation.max_gen_toks, "temperature": generation.temperature,
               "seed": config.seed + instance.repeat}  # fmt: skip
     if generation.until:
-        asked["stop"] = list(generation.until[:MOST_STOPS])
+        body["stop"] = list(generation.until[:MOST_STOPS])
     if generation.top_p != 1:
-        asked["top_p"] = generation.top_p
+        body["top_p"] = generation.top_p
     if generation.top_k:
-        asked["top_k"] = generation.top_k
+        body["top_k"] = generation.top_k
     further: Mapping[str, Any] = config.endpoint.body or {}
-    return {name: value for name, value in {**asked, **further}.items() if value is not None}
+    return {name: value for name, value in {**body, **further}.items() if value is not None}

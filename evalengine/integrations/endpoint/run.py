@@ -355,19 +355,20 @@ def noise_lines(found: Mapping[str, Any]) -> list[str]:
     """The noise in sentences."""
     texts = found["texts"]
     changed = f"{texts['changed']} of {texts['of']} texts changed {_at(texts['interval'])}"
-    lines = [f"{found['asks']} identical asks: {changed}; {_between(texts)}"]
+    lines = [f"{found['asks']} identical requests: {changed}; {_between(texts)}"]
     for one in found["metrics"]:
         low, high = min(one["values"]), max(one["values"])
         named = f"{one['task']} {one['metric']}, {one['filter']}"
         lines.append(
             f"{named}: {one['changed']} of {one['of']} scores changed {_at(one['interval'])}; {_between(one)}; "
-            f"the value lies in {low:.4f} to {high:.4f}"
+            f"the value is in {low:.4f} to {high:.4f}"
         )
     return lines
 
 
 def _between(share: Mapping[str, Any]) -> str:
-    return f"two asks differ in {100 * share['between_two_asks']:.2g} % {_at(share['between_interval'])}".rstrip()
+    differing = f"{100 * share['between_two_asks']:.2g} % {_at(share['between_interval'])}"
+    return f"two identical requests differ in {differing}".rstrip()
 
 
 def _at(interval: Sequence[float] | None) -> str:

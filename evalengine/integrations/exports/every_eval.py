@@ -17,7 +17,7 @@ from uuid import UUID
 
 from evalengine.errors import ConfigError
 from evalengine.integrations.exports.files import HUB_ID, check_kind, few_shot, given, on_hub
-from evalengine.integrations.exports.inspect_log import asked_of, said_of
+from evalengine.integrations.exports.inspect_log import questions_of, said_of
 from evalengine.records.folder import TextFile, sanitise
 from evalengine.records.manifest_data import Dataset, Judged, read_part
 from evalengine.report.numbers import counted
@@ -123,14 +123,16 @@ def _result(data: RunData, key: ScoreKey) -> dict[str, Any]:
 def _generation(run: Run, task: str) -> dict[str, Any]:
     """How answers were generated, for a task that has some."""
     settings = (run.identity.get("tasks") or {}).get(task) or {}
-    asked = settings.get("generation") or {}
-    if not isinstance(asked.get("max_gen_toks"), int) or not any(
+    generation = settings.get("generation") or {}
+    if not isinstance(generation.get("max_gen_toks"), int) or not any(
         item.kind == "generate_until" for item in run.items.values() if item.task == task
     ):
         return {}
-    known = given(temperature=asked.get("temperature"), top_p=asked.get("top_p"), top_k=asked.get("top_k"))
-    more = _texts({"seed": run.identity.get("seed"), "until": json.dumps(asked.get("until"))})
-    return {"generation_config": {"generation_args": {**known, "max_tokens": asked["max_gen_toks"]},
+    known = given(
+        temperature=generation.get("temperature"), top_p=generation.get("top_p"), top_k=generation.get("top_k")
+    )
+    more = _texts({"seed": run.identity.get("seed"), "until": json.dumps(generation.get("until"))})
+    return {"generation_config": {"generation_args": {**known, "max_tokens": generation["max_gen_toks"]},
                                   "additional_details": more}}  # fmt: skip
 
 
@@ -161,7 +163,7 @@ def _rows(data: RunData, key: ScoreKey, identity: str, model: str) -> Iterator[d
         if doc not in rows or not math.isfinite(value):
             continue
         row, items = rows[doc], data.documents[task, doc]
-        prompt, choices = asked_of(row)
+        prompt, choices = questions_of(row)
         target = {"raw": prompt, "reference": [str(row["target"])]}
         hashed = json.dumps(target, sort_keys=True, separators=(",", ":"))
         said = [text for text, _ in said_of(data, task, doc, row)]

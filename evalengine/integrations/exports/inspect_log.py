@@ -75,21 +75,21 @@ def _samples(data: RunData, task: str) -> Iterator[dict[str, Any]]:
     """A sample for each document and repeat."""
     for document, rows in data.samples[task].items():
         first = rows[0]
-        prompt, choices = asked_of(first)
+        prompt, choices = questions_of(first)
         several = {"choices": choices} if choices else {}
         scores = {_named(metric, row["filter"]): _score(data, task, document, row, metric)
                   for row in rows for metric in row["metrics"]}  # fmt: skip
         for epoch, (text, reason) in enumerate(said_of(data, task, document, first), 1):
             name, thinking = f"{task}-{document}-{epoch}", (first.get("thinking") or [])[epoch - 1 : epoch]
             content = [{"type": "reasoning", "reasoning": part} for part in thinking if part]
-            asked = {"id": f"{name}-asked", "role": "user", "content": prompt}
+            question = {"id": f"{name}-asked", "role": "user", "content": prompt}
             said = {"id": f"{name}-said", "role": "assistant", "source": "generate",
                     "content": [*content, {"type": "text", "text": text}] if content else text}  # fmt: skip
             usage = _usage(data, (task, document, 0, epoch - 1))
             output = {"model": data.run.name, "completion": text, **({"usage": usage} if usage else {}),
                       "choices": [{"message": said, "stop_reason": reason}]}  # fmt: skip
             yield {"id": document, "epoch": epoch, "input": prompt, "target": str(first["target"]), **several,
-                   "messages": [asked, said], "output": output,
+                   "messages": [question, said], "output": output,
                    "model_usage": {data.run.name: usage} if usage else {},
                    "scores": {name: score for name, score in scores.items() if score is not None},
                    "metadata": {name: first[name] for name in HASHES}}  # fmt: skip
@@ -105,7 +105,7 @@ def _usage(data: RunData, key: Key) -> dict[str, Any]:
     return usage if thought is None else {**usage, "reasoning_tokens": thought[0]}
 
 
-def asked_of(row: Mapping[str, Any]) -> tuple[str, list[str]]:
+def questions_of(row: Mapping[str, Any]) -> tuple[str, list[str]]:
     """(a sample's prompt, the choices if there are several)."""
     arguments = [*row["arguments"].values()]
     prompt = str(arguments[0].get("arg_0", "")) if arguments else ""

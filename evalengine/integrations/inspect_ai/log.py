@@ -75,7 +75,7 @@ def _read(path: Path) -> Any:
         raise ConfigError(f"{path}: it is compressed by zstd, which Python reads from 3.14 on; {fix}") from error
     except RuntimeError as error:  # what `zipfile` raises for an entry that needs a password
         raise ConfigError(f"{path}: it cannot be unpacked ({error}); save the log without encryption") from error
-    except Exception as error:  # each unpacker has errors of its own: zlib's, lzma's, zstandard's
+    except Exception as error:  # each unpacker has its own errors: zlib's, lzma's, zstandard's
         raise ConfigError(f"{path}: damaged, or no log of inspect_ai ({error}); {AGAIN}") from error
 
 
@@ -140,7 +140,7 @@ def _results(task: str, spec: Mapping[str, Any], rows: Sequence[Mapping[str, Any
         values[f"{name},{of}"] = whole = mean(own)
         spread = exact_sum((value - whole) * (value - whole) for value in own)
         values[f"{name}_stderr,{of}"] = math.sqrt(spread / (len(own) - 1) / len(own)) if len(own) > 1 else "N/A"
-    asked = spec.get("model_generate_config") or {}
+    generation = spec.get("model_generate_config") or {}
     return {
         "results": {task: values},
         "group_subtasks": {},
@@ -150,8 +150,8 @@ def _results(task: str, spec: Mapping[str, Any], rows: Sequence[Mapping[str, Any
         "higher_is_better": {task: dict.fromkeys((name for name, _ in names), True)},
         "n-samples": {task: {"original": documents, "effective": documents}},
         "config": {"model": spec["model"], "model_args": {**(spec.get("model_args") or {}), "model": spec["model"]},
-                   "gen_kwargs": asked,
-                   "random_seed": asked.get("seed"), "limit": None},
+                   "gen_kwargs": generation,
+                   "random_seed": generation.get("seed"), "limit": None},
         "task_hashes": {},
         "harness": "inspect_ai",
     }  # fmt: skip

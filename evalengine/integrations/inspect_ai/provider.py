@@ -55,10 +55,10 @@ STOP_REASONS: dict[str, Any] = {"stop": "stop", "length": "max_tokens"}
 BUILT = ("temperature", "top_p", "top_k", "max_tokens", "num_choices", "seed", "stop_seqs", "logprobs", "top_logprobs")
 # Options that inspect_ai implements, and how requests are sent: no answer depends on these. All others would change
 # one.
-IGNORED = ("max_retries", "timeout", "attempt_timeout", "stream_idle_timeout", "max_connections", "adaptive_connections",
-          "system_message", "parallel_tool_calls", "internal_tools", "max_tool_output", "cache_prompt", "cache",
-          "batch", "fallback_models", "fail_on_refusal", "reasoning_summary", "reasoning_history",
-          "extra_headers")  # fmt: skip
+IGNORED = ("max_retries", "timeout", "attempt_timeout", "stream_idle_timeout", "max_connections",
+           "adaptive_connections", "system_message", "parallel_tool_calls", "internal_tools", "max_tool_output",
+           "cache_prompt", "cache", "batch", "fallback_models", "fail_on_refusal", "reasoning_summary",
+           "reasoning_history", "extra_headers")  # fmt: skip
 
 
 class EvalEngineAPI(ModelAPI):
@@ -179,7 +179,7 @@ class EvalEngineAPI(ModelAPI):
 
 
 def _epoch() -> int:
-    """Which repetition of its sample asks, from 0: each has noise of its own. 0 outside an evaluation."""
+    """Which repetition of its sample makes the request, from 0: each has its own noise. 0 outside an evaluation."""
     try:
         from inspect_ai.log._samples import sample_active
     except ImportError:  # no public name says it

@@ -38,7 +38,7 @@ from evalengine.records.folder import RunFolder
 from evalengine.records.manifest import run_identity
 from evalengine.records.schema import Answer, RecordKey
 
-# Settings that lm-eval decides in a run of its own; its results hold them.
+# Settings that lm-eval decides in its own run; its results hold them.
 LM_EVALS = ("tasks", "limit", "fewshot_seed", "fewshot_as_multiturn", "system_instruction", "long_prompts")
 
 logger = logging.getLogger(LOGGER)
@@ -146,7 +146,7 @@ class EvaluationRecorder:
 
     def _run_identity(self) -> dict[str, Any]:
         """The run's identity: the engine's, every prompt, and what decides which part of an answer is scored. Settings
-        that lm-eval decides stand in its results."""
+        that lm-eval decides are in its results."""
         config = replace(self.arguments.config, apply_chat_template=self.templated)
         if self.templated not in self._identity:
             self._identity[self.templated] = engine_identity(config, self.llm)
@@ -200,8 +200,8 @@ def find_place(output_dir: str | None, model: str) -> Place | None:
         return _writable(Place(Path(path), model, tracker), "--output_path") if path else None
     if path and os.path.realpath(path) != os.path.realpath(output_dir):
         raise ConfigError(
-            f"output_dir={output_dir}: lm-eval writes its results to {path}, and records are written next to them; leave "
-            "output_dir out, or name the same folder"
+            f"output_dir={output_dir}: lm-eval writes its results to {path}, and records are written next to them; "
+            "leave output_dir out, or name the same folder"
         )
     return _writable(Place(Path(output_dir), model, tracker), "output_dir")
 

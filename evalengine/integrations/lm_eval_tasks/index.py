@@ -99,7 +99,7 @@ def _unknown(name: str, names: Iterable[str]) -> ConfigError:
 
 @lru_cache(None)
 def _texts() -> str:
-    """The texts of all of lm-eval's YAML files; "" if it lies in no folder. Read in half a second, where lm-eval takes
+    """The texts of all of lm-eval's YAML files; "" if it is in no folder. Read in half a second, where lm-eval takes
     ten to a hundred to build its index of them: a name that stands nowhere in them needs no index."""
     package = find_spec("lm_eval")
     folders = (package.submodule_search_locations if package else None) or []
@@ -241,7 +241,7 @@ def _collect(item: Any, tasks: dict[str, Leaf], groups: dict[str, GroupConfig]) 
 
 def _aggregate(entry: Any, group: str) -> Aggregate:
     if entry.aggregation != "mean":
-        raise ConfigError(f"the group {group} adds up {entry.metric} by a function of its own; choose its tasks")
+        raise ConfigError(f"the group {group} adds up {entry.metric} by its own function; choose its tasks")
     return {"metric": entry.metric, "weight_by_size": entry.weight_by_size, "filter_list": entry.filter_list}
 
 

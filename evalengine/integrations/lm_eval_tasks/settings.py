@@ -95,7 +95,7 @@ def problems(
     if config.template != TemplateConfig():
         yield "template: lm-eval's task writes its own prompts; use a YAML file of your own (task=./FILE)"
     if config.fewshot_file is not None:
-        yield "fewshot_file: lm-eval's task has exemplars of its own; task.fewshot_split=SPLIT names others"
+        yield "fewshot_file: lm-eval's task has its own exemplars; task.fewshot_split=SPLIT names others"
     if fixed_shots == 0 and config.num_fewshot:
         yield f"num_fewshot={config.num_fewshot}: lm-eval fixes it at 0 for this task"
     if settings.get("doc_to_image") or settings.get("doc_to_audio") or getattr(cls, "MULTIMODAL", False):
@@ -105,7 +105,7 @@ def problems(
         yield (
             "lm_eval.name: lm-eval's own scorer runs code that the model wrote, with this process's files and network: "
             "allow_code_execution=without_isolation allows it, in a container or virtual machine that may be lost "
-            "(with HF_ALLOW_CODE_EVAL=1 where the task asks for that); humaneval and mbpp of this package are isolated"
+            "(with HF_ALLOW_CODE_EVAL=1 where the task requires that); humaneval and mbpp of this package are isolated"
         )
     if config.choice_order is not None:
         yield f"choice_order={config.choice_order}: lm-eval's task lists its options itself"

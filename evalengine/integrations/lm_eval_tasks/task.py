@@ -61,7 +61,7 @@ class LmEvalTask(Task):
         self._settings = overridden(settings, config)
         vars(self).update(output_type=settings.get("output_type") or "generate_until")
         self._theirs: Any = None  # lm-eval's task object, once loaded
-        self._asked: dict[int, list[Any]] = {}  # id of a document -> lm-eval's Instances
+        self._lm_instances: dict[int, list[Any]] = {}  # id of a document -> lm-eval's Instances
         self._after_load = RandomNumbers()
         super().__init__(name, config, **arguments)
 
@@ -89,7 +89,7 @@ class LmEvalTask(Task):
         self.clusters = cluster_names(Rows(self.docs, self._rows.source), self.config, self.name)
 
     def _check_rows(self, limit: int | None) -> None:
-        """lm-eval has made the documents, and makes their texts when it is asked for the requests."""
+        """lm-eval has made the documents, and makes their texts when the requests are built."""
 
     def _rows_of(self, local: Mapping[str, Rows] | None, split: str | None, otherwise: list[Doc]) -> Rows:
         """A split's rows before lm-eval processes them; the run's identity hashes these."""
@@ -112,7 +112,7 @@ class LmEvalTask(Task):
         shown: dict[str, list[str]] = {}  # prompt that the chat template wrote -> the texts of its messages
         with named_errors(f"tasks.{self.name}"):
             requests = self._requests(limit, shown)
-            built = [self._instances_of(doc_id, asked) for doc_id, asked in enumerate(requests)]
+            built = [self._instances_of(doc_id, lm_instances) for doc_id, lm_instances in enumerate(requests)]
         for doc_id, instances in enumerate(built if see is not None else []):
             for instance in instances:
                 for text in (*shown.get(instance.context, [instance.context]), instance.continuation):
@@ -142,7 +142,7 @@ class LmEvalTask(Task):
         for instance in self._theirs.instances:
             by_document[instance.doc_id].append(instance)
         ordered = [sorted(by_document[doc_id], key=lambda instance: instance.idx) for doc_id in sorted(by_document)]
-        self._asked = {id(doc): asked for doc, asked in zip(self.docs, ordered, strict=False)}
+        self._lm_instances = {id(doc): lm_instances for doc, lm_instances in zip(self.docs, ordered, strict=False)}
         self.own_exemplars = self._count_own_exemplars(sampler, len(ordered))
         return ordered
 
@@ -156,7 +156,7 @@ class LmEvalTask(Task):
         for doc in self.docs[:count]:
             with suppress(ValueError):  # arrays in rows of the task's own code have no one truth value
                 own += doc in sampler.sample(n=self.num_fewshot)
-        # A task's class may draw in a way of its own, or not at all.
+        # A task's class may draw in its own way, or not at all.
         return own if sampler.rnd.getstate() == self._theirs.sampler.rnd.getstate() else 0
 
     @property
@@ -204,9 +204,9 @@ class LmEvalTask(Task):
     def _answered(self, doc: Doc, responses: list[Response]) -> list[Any]:
         """lm-eval's Instances of the document, with the responses and what lm-eval's filters made of them."""
         waiting, answered = iter(responses), []
-        for asked in self._asked[id(doc)]:
-            resps = [next(waiting).plain(asked.request_type) for _ in range(asked.repeats or 1)]
-            answered.append(replace(asked, resps=resps, filtered_resps={}))
+        for lm_instances in self._lm_instances[id(doc)]:
+            resps = [next(waiting).plain(lm_instances.request_type) for _ in range(lm_instances.repeats or 1)]
+            answered.append(replace(lm_instances, resps=resps, filtered_resps={}))
         for ensemble in self._theirs._filters:
             ensemble.apply(answered)
         return answered
@@ -248,7 +248,7 @@ class LmEvalTask(Task):
         return self._theirs.doc_to_target(doc)
 
     def requests(self, doc_id: int, doc: Doc, prompts: list[str]) -> list[Instance]:
-        return self._instances_of(doc_id, self._asked[id(doc)])
+        return self._instances_of(doc_id, self._lm_instances[id(doc)])
 
     @classmethod
     def metrics_of(cls, config: TaskConfig) -> dict[str, Metric]:
@@ -364,7 +364,7 @@ def _constructed(settings: dict[str, Any], rows: Mapping[str, Any] | None) -> An
 def _once_a_split(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Runs `function` once for each split and keeps its result. lm-eval processes a split's documents anew wherever it
     needs them and relies on the cache of `datasets`; without that cache a task that shuffles would score other
-    documents than it asked about."""
+    documents than it has requests for."""
     processed_splits: dict[int, tuple[Any, Any]] = {}
 
     @functools.wraps(function)

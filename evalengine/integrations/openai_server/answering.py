@@ -31,7 +31,7 @@ class ClientGone(Exception):
 
 
 class Mailbox:
-    """Carries what the engine's thread tells into an event loop, which is woken once for all that a step has told: to
+    """Carries the engine thread's events into an event loop, which is woken once for all that a step has told: to
     wake it takes a system call, for which the engine's thread would wait at each of them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -56,7 +56,7 @@ SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)
 logger = logging.getLogger(__name__)
-OPEN_PATHS = ("/health",)  # what may be asked without a key
+OPEN_PATHS = ("/health",)  # paths that need no key
 GONE = 499  # nginx's status of a request whose client left
 SHORT_ANSWER = 2048  # tokens: with twenty alternatives each they are written in 50 ms
 SHORT_THREADS, LONG_THREADS = 4, 2  # that read and tokenize short and long bodies

@@ -1,4 +1,4 @@
-"""From a body to what the engine is asked: prompts, sampling settings, the seed, and the answer's id."""
+"""From a body to the engine's requests: prompts, sampling settings, the seed, and the answer's id."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ class Ask:
     @cached_property
     def id(self) -> str:
         """The answer's id: the request's hash, the same for a stream."""
-        asked = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in NOT_OF_THE_ID}
+        content = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in NOT_OF_THE_ID}
         sampled = None if self.params is None else vars(self.params)  # `asdict` copies each field: a tenth of a request
         if sampled is not None and sampled["processors"] is not None:
             sampled = {**sampled, "processors": asdict(sampled["processors"])}
-        asked["params"] = sampled
-        before = canonical({name: value for name, value in asked.items() if name < "prompts"})
-        after = canonical({name: value for name, value in asked.items() if name > "prompts"})
+        content["params"] = sampled
+        before = canonical({name: value for name, value in content.items() if name < "prompts"})
+        after = canonical({name: value for name, value in content.items() if name > "prompts"})
         digest = _sha256(f'{before[:-1]},"prompts":[', self.prompts, f"],{after[1:]}").hex()
         return f"{'chatcmpl' if self.chat else 'cmpl'}-{digest[:24]}"
 
@@ -101,7 +101,7 @@ class Ask:
                 for place, prompt in enumerate(self.prompts) if len(prompt) > 1}  # fmt: skip
 
     def generations(self, ids: list[int]) -> dict[int, GenerateRequest]:
-        """Choice -> its request. Without sampling noise the samples of a prompt are one, and asked once."""
+        """Choice -> its request. Without sampling noise the samples of a prompt are one request."""
         if self.params is None:
             return {}
         if self.params.temperature == 0:
@@ -136,7 +136,7 @@ def completion_ask(body: CompletionBody, model: ServedModel, settings: ServeSett
     budget = min(COMPLETION_TOKENS, settings.max_tokens or COMPLETION_TOKENS)
     budget = budget if body.max_tokens is None else body.max_tokens
     if budget == 0 and not body.echo:
-        raise ApiError(400, "max_tokens=0 without echo=true asks for nothing", "max_tokens")
+        raise ApiError(400, "max_tokens=0 without echo=true requests nothing", "max_tokens")
     if body.stream and body.echo:
         raise ApiError(400, "echo: a stream does not repeat the prompt; leave one of the two out", "echo")
     params = None if budget == 0 else _params(body, budget, prompts, model, body.logprobs)
@@ -152,9 +152,9 @@ def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSet
     if body.max_tokens is not None and body.max_completion_tokens not in (None, body.max_tokens):
         raise ApiError(400, "max_tokens and max_completion_tokens differ: give one", "max_tokens")
     ids = model.prompt_ids(prompt, field="messages")
-    asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    budget = max(1, model.limits.max_model_len - len(ids)) if asked is None else asked
-    if asked is None and settings.max_tokens:
+    content = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+    budget = max(1, model.limits.max_model_len - len(ids)) if content is None else content
+    if content is None and settings.max_tokens:
         budget = min(budget, settings.max_tokens)
     alternatives = (body.top_logprobs or 0) if body.logprobs else None
     # A prompt that ends the thinking itself leaves none to the answer.
@@ -196,7 +196,7 @@ def _prompts(body: CompletionBody, model: ServedModel) -> tuple[list[str | None]
     given = body.prompt
     batch: Any = [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given
     if not batch:
-        raise ApiError(400, "prompt: an empty list asks for nothing", "prompt")
+        raise ApiError(400, "prompt: an empty list requests nothing", "prompt")
     texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
     return texts, [model.prompt_ids(p, body.add_special_tokens) if isinstance(p, str) else p for p in batch]
 
@@ -334,7 +334,7 @@ def _checked(ask: Ask, model: ServedModel, settings: ServeSettings) -> Ask:
         raise ApiError(400, "prompt: the tokenizer makes no tokens of it; give at least one", "prompt")
     vocab_size = model.limits.vocab_size
     if any(max(prompt) >= vocab_size or min(prompt) < 0 for prompt in ask.prompts):
-        raise ApiError(400, f"prompt: token ids must lie in 0 ... {vocab_size - 1}", "prompt")
+        raise ApiError(400, f"prompt: token ids must be in 0 ... {vocab_size - 1}", "prompt")
     field = "messages" if ask.chat else "prompt"
     model.check_length(max(map(len, ask.prompts)), int(ask.params is not None), field)
     generations = ask.generations([choice.index for choice in ask.choices])

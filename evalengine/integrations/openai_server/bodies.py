@@ -69,7 +69,7 @@ class _Object(BaseModel):
 
 class _Body(_Object):
     model: str | None = None  # null: the model that is served
-    user: Any = None  # who asks, what for and at which price changes no answer
+    user: Any = None  # the client, its purpose and its price change no answer
     metadata: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None

@@ -20,7 +20,7 @@ BACKLOG = 2048  # connections that the system holds for us while we are busy
 
 
 def main(arguments: Namespace) -> int:
-    """Runs `serve` with its words; returns the exit code once it is asked to end.
+    """Runs `serve` with its words; returns the exit code once it is stopped.
 
     Raises: ConfigError for bad settings and where the extra is not installed, before anything is loaded.
     """
@@ -57,7 +57,7 @@ def _serve(config: Any, settings: ServeSettings, api_key: str | None, bound: soc
         engine.start()
         try:
             if llm.settings.numerics == "fast":
-                warn("numerics=fast: bits depend on what else is asked; batch_invariant=true has equal bytes")
+                warn("numerics=fast: bits depend on the other requests; batch_invariant=true has equal bytes")
             where = f"[{settings.host}]" if ":" in settings.host else settings.host
             line = (
                 f"{model.name} at http://{where}:{bound.getsockname()[1]}/v1, {model.fingerprint}, "
@@ -95,7 +95,7 @@ def _listening(settings: ServeSettings) -> Iterator[socket.socket]:
 
 
 def _listen(app: Any, bound: socket.socket, settings: ServeSettings, ready: Any) -> None:
-    """Answers until a signal comes, and what has been asked by then."""
+    """Serves until a signal comes, and finishes the requests received by then."""
     import asyncio
 
     import uvicorn
@@ -109,7 +109,7 @@ def _listen(app: Any, bound: socket.socket, settings: ServeSettings, ready: Any)
     )
 
     class _Server(uvicorn.Server):
-        """uvicorn's, without its messages, which raises no signal again: to end so is what it was asked for."""
+        """uvicorn's, without its messages, which raises no signal again: this is a normal end."""
 
         @contextmanager
         def capture_signals(self) -> Iterator[None]:

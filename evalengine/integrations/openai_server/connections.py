@@ -28,7 +28,7 @@ from evalengine.integrations.openai_server.errors import ApiError
 
 logger = logging.getLogger(__name__)
 # That a connection may stay open without a request: longer than clients keep theirs (httpx 5 s, aiohttp 15), for one
-# that the server closes as its client asks the next question looks like a lost answer.
+# that the server closes as its client sends the next request looks like a lost answer.
 IDLE_SECONDS = 75
 SPARE = 64  # descriptors for everything else that the server opens
 MOST = 1 << 16  # connections, where the system would allow more

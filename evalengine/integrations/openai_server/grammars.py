@@ -122,7 +122,7 @@ def _wrong(why: str, param: str = "response_format") -> ApiError:
 class Grammars:
     """Compiles the grammars of one model's requests.
 
-    `compiled` may take seconds, so it is called in one thread of its own: clients without a grammar do not wait for it.
+    `compiled` may take seconds, so it is called in one its own thread: clients without a grammar do not wait for it.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: tuple[int, ...]) -> None:

@@ -122,7 +122,7 @@ class ServedModel:
     def decoded(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included. Raises ApiError for ids that are none."""
         if ids and not 0 <= min(ids) <= max(ids) < self.spec.vocab_size:
-            raise ApiError(400, f"token ids must lie in 0 ... {self.spec.vocab_size - 1}", "tokens")
+            raise ApiError(400, f"token ids must be in 0 ... {self.spec.vocab_size - 1}", "tokens")
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def templated(

@@ -42,7 +42,7 @@ from evalengine.records.lm_eval import Sample, TaskResult
 from evalengine.records.schema import Answer, RecordKey, RequestRecord, ids_sha256
 from evalengine.records.sealed import canonical
 
-SCORES = "prompts"  # the task of prompts whose logprobs were asked for
+SCORES = "prompts"  # the task of prompts whose logprobs were requested
 BITS = 52  # of a document's number: JavaScript reads 53 exactly
 logger = logging.getLogger(__name__)
 RECEIPT, RUN = "x-evalengine-receipt", "x-evalengine-run"
@@ -58,7 +58,7 @@ class ServedRun:
     identity: dict[str, Any]
     folder: RunFolder
     journal: Journal
-    asked: dict[RecordKey, Request]  # what `file` has
+    recorded: dict[RecordKey, Request]  # what `file` has
     file: LineFile  # `asked.jsonl`
     resumed: Set[RecordKey]  # answers of a server that was killed
     started: float = field(default_factory=time.time)
@@ -79,14 +79,14 @@ class ServedRun:
         identity = identify(config, llm, None, {}, harness=SERVED)
         folder = RunFolder.open(output_dir, name, "auto", identity)
         try:
-            asked = _read_back(folder)
+            recorded = _read_back(folder)
             folder.write_text(CONFIG, to_yaml(config))
-            journal = Journal.open(folder.journal, folder.identity_sha256, expectation(llm, asked))
+            journal = Journal.open(folder.journal, folder.identity_sha256, expectation(llm, recorded))
             file = _opened(folder.path / CLIENT_REQUESTS)
         except BaseException:
             folder.close()
             raise
-        return cls(config, llm, identity, folder, journal, asked, file, {*journal.finished})
+        return cls(config, llm, identity, folder, journal, recorded, file, {*journal.finished})
 
     def add(self, answers: Iterable[tuple[str, Request, RequestOutput]]) -> None:
         """Keeps the answers of one client's request, (task, request, answer) each: all of them or none.
@@ -102,12 +102,12 @@ class ServedRun:
             before = entries[key][2] if key in entries else self.journal.finished.get(key)
             if before is None:
                 requests[key], entries[key] = plain, (key, ids_sha256(plain.prompt_ids), answer)
-            elif not _same(before, answer) or plain.prompt_ids != (requests.get(key) or self.asked[key]).prompt_ids:
+            elif not _same(before, answer) or plain.prompt_ids != (requests.get(key) or self.recorded[key]).prompt_ids:
                 raise EvalEngineError(f"{'/'.join(map(str, key))}: the same request has another answer than before: "
                                       "this machine computes wrong")  # fmt: skip
-        new = {key: request for key, request in requests.items() if key not in self.asked}
+        new = {key: request for key, request in requests.items() if key not in self.recorded}
         self.file.append(b"".join(request_line(*one) for one in new.items()))
-        self.asked |= new
+        self.recorded |= new
         self.journal.append(*entries.values())
 
     def problem(self) -> str | None:
@@ -124,7 +124,7 @@ class ServedRun:
             if not self.journal.finished:
                 shutil.rmtree(self.folder.path, ignore_errors=True)
                 return None
-            digest = self._write(Plan([], in_order({key: self.asked[key] for key in self.journal.finished})))
+            digest = self._write(Plan([], in_order({key: self.recorded[key] for key in self.journal.finished})))
             self.folder.tidy()
             return digest
 
@@ -143,11 +143,11 @@ class ServedRun:
             resumed=self.resumed,
             findings=Findings(thoughts(plan, answers, llm.tokenizer)),
         )
-        return finish_run(folder, plan, answers, ended, lambda rows, _: [*_results(rows, self.asked, llm.tokenizer)])
+        return finish_run(folder, plan, answers, ended, lambda rows, _: [*_results(rows, self.recorded, llm.tokenizer)])
 
 
 def recorded(request: Request) -> Request:
-    """The request as it is recorded: without alternatives, which no digest holds, and with noise of its own."""
+    """The request as it is recorded: without alternatives, which no digest holds, and with its own noise."""
     if isinstance(request, GenerateRequest):
         return with_own_noise(replace(request, params=replace(request.params, logprobs=0)))
     return replace(request, logprobs=0)
@@ -165,10 +165,10 @@ def with_own_noise(request: GenerateRequest) -> GenerateRequest:
 
 def served_key(task: str, plain: Request, request: Request) -> RecordKey:
     """The key of a request's record. Samples of one prompt are repeats of one document."""
-    sample, asked = 0, [plain.prompt_ids, getattr(plain, "continuation_ids", None)]
+    sample, content = 0, [plain.prompt_ids, getattr(plain, "continuation_ids", None)]
     if isinstance(request, GenerateRequest):
-        sample, asked = request.sample, [plain.prompt_ids, asdict(replace(request.params, logprobs=0))]
-    digest = hashlib.sha256(canonical(asked).encode()).digest()
+        sample, content = request.sample, [plain.prompt_ids, asdict(replace(request.params, logprobs=0))]
+    digest = hashlib.sha256(canonical(content).encode()).digest()
     return task, int.from_bytes(digest[:8], "big") >> (64 - BITS), 0, sample
 
 
@@ -188,17 +188,17 @@ def _same(a: Answer, b: Answer) -> bool:
     return said[0] == said[1]
 
 
-def _results(rows: Sequence[RequestRecord], asked: dict[RecordKey, Request], tokenizer: Any) -> Iterator[TaskResult]:
+def _results(rows: Sequence[RequestRecord], recorded: dict[RecordKey, Request], tokenizer: Any) -> Iterator[TaskResult]:
     """Each task's answers, without a metric: the targets are unknown."""
     for task, own in groupby(rows, key=lambda row: row.task):
-        samples = [_sample([*some], asked, tokenizer) for _, some in groupby(own, key=lambda row: row.doc_id)]
+        samples = [_sample([*some], recorded, tokenizer) for _, some in groupby(own, key=lambda row: row.doc_id)]
         hashes = [(sample.doc_hash, sample.prompt_hash, sample.target_hash) for sample in samples]
         size = len(samples)
         yield TaskResult(task, "N/A", 0, {}, {}, {}, size, size, task_hash(hashes), samples)
 
 
-def _sample(rows: Sequence[RequestRecord], asked: dict[RecordKey, Request], tokenizer: Any) -> Sample:
-    row, request = rows[0], asked[rows[0].key]
+def _sample(rows: Sequence[RequestRecord], recorded: dict[RecordKey, Request], tokenizer: Any) -> Sample:
+    row, request = rows[0], recorded[rows[0].key]
     prompt = tokenizer.decode(list(row.prompt_ids), skip_special_tokens=False)
     doc: dict[str, Any] = {"prompt": prompt}
     if isinstance(request, GenerateRequest):

@@ -31,7 +31,7 @@ class ToolFormat:
     """One way to write calls."""
 
     name: str
-    sign: str  # stands in the chat templates of models that write so
+    sign: str  # in the chat templates of models that write so
     opening: str | None  # the text before which an answer is content alone; None: a stream gives it whole
     # (what is read, the answer with its special tokens' texts) -> (the content before the calls, the calls as they
     # stand). Raises ValueError for what is no whole call.

@@ -168,7 +168,7 @@ class Dispatch:
     # -- one turn -----------------------------------------------------------------------------------------------------
 
     def _hand_out(self) -> None:
-        """Gives every idle replica enough requests to fill its engine, and asks it for finished answers."""
+        """Gives every idle replica enough requests to fill its engine, and collects its finished answers."""
         now, work = time.monotonic(), self._work
         replicas = len(work.holders) + (self._pool.coming if now - self._begun < WAIT_SECONDS else 0)
         for name in self._pool.idle():
@@ -196,7 +196,7 @@ class Dispatch:
             lost = self._work.leave(name)
             self._roster.members[name].book(holder)
             if lost:
-                warn(f"the {lost} requests that it had in hand are asked again")
+                warn(f"the {lost} requests that it was computing are rescheduled")
 
     def _join(self, name: str, facts: ReplicaFacts) -> None:
         """Lets a replica take part, unless its KV pool is too small for some request of the run."""

@@ -131,7 +131,8 @@ class RayEngines:
         for why, _ in problems:  # settings that only some machines refuse
             self.roster.refuse(why)
 
-    # -- what the harness asks of an LLM ------------------------------------------------------------------------------
+    # -- the harness's interface to an LLM
+    # ------------------------------------------------------------------------------
 
     @property
     def first(self) -> ReplicaFacts:
@@ -173,7 +174,7 @@ class RayEngines:
         dispatch = Dispatch(self._pool, self.roster, work, batch, self._runs, engine.config.max_num_seqs)
         interrupts = self._stack.enter_context(Interrupts())
         try:
-            yield from dispatch.answers(on_step, lambda: bool(interrupts.asked))
+            yield from dispatch.answers(on_step, lambda: bool(interrupts.received))
             if not work.done:
                 yield from dispatch.last_answers()
                 interrupts.after_a_step()

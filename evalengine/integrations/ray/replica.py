@@ -1,6 +1,6 @@
-"""One replica: an `LLM` in a process of its own that takes leases and gives answers. Ray makes an actor of the class.
+"""One replica: an `LLM` in its own process that takes leases and gives answers. Ray makes an actor of the class.
 
-The engine runs in a thread, so that the actor can always be asked what has finished. A lease joins the requests that
+The engine runs in a thread, so that the actor can always report what has finished. A lease joins the requests that
 run: the batch does not run empty between two leases.
 """
 
@@ -105,7 +105,8 @@ class _Dropped(Exception):
 
 
 class Replica:
-    """An `LLM` that a driver asks: first `load`, then `exchange`, which is all that a run needs. One call at a time."""
+    """An `LLM` that a driver calls: first `load`, then `exchange`, which is all that a run needs. One call at a
+    time."""
 
     def __init__(self, spec: ReplicaSpec) -> None:
         self._spec = spec

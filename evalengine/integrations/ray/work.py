@@ -1,7 +1,7 @@
-"""Which replica is asked what: every request of a run, until its answer stands. Pure: no Ray, no clock.
+"""Assignment of requests to replicas, until every answer is final. Pure: no Ray, no clock.
 
 Requests that share a prefix stay together, and the longest go first (`in_lease_order`).
-An answer stands at once, unless the request is audited or the answer is an error: then a second replica answers the
+An answer is final at once, unless the request is audited or the answer is an error: then a second replica answers the
 request, too. Requests of a lost replica are sent again; those of a slow one are sent to an idle one as well, and the
 first answer counts.
 """
@@ -18,7 +18,7 @@ from evalengine.engine.request import GenerateRequest, Request, RequestOutput
 from evalengine.errors import EvalEngineError, ReplicaMismatchError
 
 MAX_LOSSES = 3  # replicas that may be lost with a request in hand before the run gives it up
-# A request is late, and an idle replica is asked, too, after PATIENCE times the longest that another replica took for
+# A request is late, and is also sent to an idle replica, after PATIENCE times the longest that another replica took for
 # one, and LEAST_PATIENCE seconds more; after BLIND_PATIENCE seconds while no other replica has answered anything.
 PATIENCE, LEAST_PATIENCE, BLIND_PATIENCE = 1.5, 1.0, 60.0
 
@@ -140,7 +140,7 @@ class Holder:
     """A replica, with the requests that it has in hand and counts of what it did."""
 
     where: str  # host and device; answers from one place count once in an audit
-    held: dict[int, float] = field(default_factory=dict)  # request -> when the replica was asked
+    held: dict[int, float] = field(default_factory=dict)  # request -> when the replica got it
     answers: int = 0
     leases: int = 0
     lost_leases: int = 0
@@ -172,7 +172,7 @@ class Work:
         self._answered_by: dict[int, list[str]] = {}  # request -> where its answer was computed
         self.holders: dict[str, Holder] = {}
         self.notes: list[str] = []  # messages for the user since the last `new_notes`
-        self.suspects: dict[str, str] = {}  # where -> why nothing more is asked there
+        self.suspects: dict[str, str] = {}  # where -> why nothing more is sent there
         self.audited = 0  # requests that two replicas have answered alike
         self.unaudited = 0  # requests to audit for which no second replica was left
 
@@ -284,7 +284,7 @@ class Work:
     # -- one request --------------------------------------------------------------------------------------------------
 
     def _consider(self, number: int) -> RequestOutput | None:
-        """Returns the answer that stands; if none does, has another replica asked."""
+        """Returns the final answer; if there is none, has another replica compute it."""
         item = self._items[number]
         where, output = item.answers[0]
         if len(item.answers) == 2:
@@ -348,7 +348,7 @@ class Work:
         )
 
     def _eligible(self, item: _Item) -> set[str]:
-        """Replicas that may be asked: those that have not answered the item, do not hold it, and are not suspect."""
+        """Candidate replicas: those that have not answered the item, do not hold it, and are not suspect."""
         number, answered_at = item.request.request_id, {where for where, _ in item.answers}
         return {
             name

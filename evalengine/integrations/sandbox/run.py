@@ -1,4 +1,4 @@
-"""Runs programs by `inside/worker.py`, each in processes of its own, as many at once as there are cores."""
+"""Runs programs by `inside/worker.py`, each in its own processes, as many at once as there are cores."""
 
 from __future__ import annotations
 

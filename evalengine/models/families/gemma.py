@@ -2,7 +2,7 @@
 
 Of Gemma 1 and CodeGemma transformers takes the tanh's approximation of a GELU, whatever name the file has for it.
 Gemma 2 and 3 have norms around both branches. Gemma 2 caps its scores and its logits; Gemma 3 norms each head's query
-and key instead, and its layers that see a window have a RoPE of their own. Checkpoints of 4B and more have a part for
+and key instead, and its layers that see a window have their own RoPE. Checkpoints of 4B and more have a part for
 images, whose tensors no text needs.
 """
 

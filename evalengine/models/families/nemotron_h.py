@@ -22,7 +22,7 @@ _READS = frozenset(
         # Names of some of them in other versions of these models' code.
         *("mamba_n_groups", "mamba_d_conv", "mamba_expand", "mamba_dt_min", "mamba_dt_limit", "mamba_conv_bias"),
         "mamba_chunk_size",
-        *("mamba_proj_bias", "mamba_ssm_cache_dtype", "time_step_rank"),  # no code of this model's asks for them
+        *("mamba_proj_bias", "mamba_ssm_cache_dtype", "time_step_rank"),  # no code of this model reads them
         # What experts have, of which a model without has none.
         *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size", "moe_latent_size"),
         *("moe_shared_expert_intermediate_size", "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"),

@@ -1,6 +1,6 @@
 """OLMo 2 and 3: each branch's output is normed, not its input, and q's and k's norms span all heads.
 
-OLMo 3 has layers that see a window, with a RoPE of their own.
+OLMo 3 has layers that see a window, with their own RoPE.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Seed-OSS: a Llama with biases on q, k and v, and a head of a size of its own."""
+"""Seed-OSS: a Llama with biases on q, k and v, and a head of its own size."""
 
 from __future__ import annotations
 

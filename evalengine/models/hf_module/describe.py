@@ -92,7 +92,7 @@ def layers_of(module: PreTrainedModel, longest: int) -> list[LayerAttention]:
     except ConfigError as error:
         raise ConfigError([f"{name}: {problem}" for problem in error.problems]) from error
     except Exception as error:  # whatever a module raises that cannot run so
-        what = "its layers cannot be followed without weights and a cache of their own"
+        what = "its layers cannot be followed without weights and their own cache"
         raise ConfigError(f"{name}: {what} ({one_line(error)})") from error
     return recorder.layers
 

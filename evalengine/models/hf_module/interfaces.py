@@ -141,8 +141,8 @@ def _check(module: nn.Module, arguments: dict[str, Any]) -> None:
 def window_of(rule: Callable[..., Tensor], longest: int) -> int | None:
     """The window of a mask's rule, (batch, head, query, key) -> whether the key is seen; None without one.
 
-    The rule is asked for all keys of some queries. Raises ConfigError for any other than a causal one with or without a
-    window, which has the same number of keys before every query.
+    The rule is evaluated for all keys of some queries. Raises ConfigError for any other than a causal one with or
+    without a window, which has the same number of keys before every query.
     """
     queries = sorted({*range(min(longest, 5)), longest // 3, longest // 2, longest - 2, longest - 1} - {-1})
     keys, none = torch.arange(longest), torch.tensor(0)

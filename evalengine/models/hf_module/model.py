@@ -67,7 +67,7 @@ def _rows(x: Tensor, size: int) -> Tensor:
 
 
 class _Given(nn.Module):
-    """Stands in the module for the part that makes hidden states, and has those that it was given."""
+    """Replaces the part of the module that makes hidden states, and has those that it was given."""
 
     def __init__(self, outputs: Any) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class _Given(nn.Module):
 
     @property
     def decoder(self) -> _Given:
-        """The part of the part, of which OPT's module asks."""
+        """The inner part that OPT's module uses."""
         return self
 
     def forward(self, *_: Any, **__: Any) -> Any:
@@ -167,7 +167,7 @@ class TransformersForCausalLM(CausalLM):
         )  # not parts of this one: their weights are its own
 
     def named_ops(self) -> Iterator[tuple[str, nn.Module]]:
-        """The parts whose outputs `op_hook` shows: those that have weights of their own, or no parts."""
+        """The parts whose outputs `op_hook` shows: those that have their own weights, or no parts."""
         yield from _ops_of(self.module, "")
         if self._after is not None:
             heads = (part for part in self._after._modules.values() if isinstance(part, _Head))

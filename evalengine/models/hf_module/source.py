@@ -1,4 +1,4 @@
-"""Which class of transformers a checkpoint is of, and its configuration, as one text that stands in the `ModelSpec`."""
+"""Which class of transformers a checkpoint is of, and its configuration, as one text in the `ModelSpec`."""
 
 from __future__ import annotations
 

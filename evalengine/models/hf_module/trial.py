@@ -1,6 +1,6 @@
 """A trial when a module is loaded: whether a row's bits depend on its own sequence alone.
 
-Two things are asked. The audit of the batch-invariant mode names every op of the module that has no promise. And three
+Two things are tested. The audit of the batch-invariant mode names every op of the module that has no promise. And three
 short sequences in one step must give the rows that each gives alone, in parts, so that what no op shows is seen,
 too: a state outside the KV pool, positions that are not those given, a capacity that a batch shares.
 """
@@ -103,7 +103,7 @@ def _compare(model: TransformersForCausalLM, together: list[Tensor], alone: list
 
 
 class _Pool:
-    """A pool with room for the sequences, each on pages of its own."""
+    """A pool with room for the sequences, each on its own pages."""
 
     def __init__(self, model: TransformersForCausalLM) -> None:
         spec, ops = model.spec, model.ops

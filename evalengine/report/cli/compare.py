@@ -83,7 +83,7 @@ def _tell(arguments: Namespace, content: Callable[[], dict[str, Any]], lines: It
 
 
 def as_models(arguments: Namespace, runs: Sequence[Run]) -> bool:
-    """Whether this is a comparison of models: one was asked for, or weights differ and nothing else was asked for."""
+    """Whether this is a comparison of models: one was requested, or weights differ and nothing else was requested."""
     if _asked(arguments):
         if arguments.as_runs or arguments.matrix or arguments.level:
             raise ConfigError("compare: --runs, --matrix and --level compare runs; -o, --format, --names, --by, "
@@ -95,7 +95,7 @@ def as_models(arguments: Namespace, runs: Sequence[Run]) -> bool:
 
 def compare_models(runs: Sequence[Run], arguments: Namespace) -> int:
     """Prints or writes the comparison. Returns 0; but 1 where the models were found to be different without an option
-    that asks for them: a script that holds two runs to each other must not take other weights for the same."""
+    that requires it: a script that compares two runs must not accept different weights as equal."""
     from evalengine.report.leaderboard import formats
     from evalengine.report.leaderboard.compose import board
     from evalengine.report.leaderboard.models import labels, steps

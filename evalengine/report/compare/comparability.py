@@ -7,7 +7,7 @@ so that runs of different length still compare on what they share. Settings that
 chat template, ...) count through the prompts: where those are equal, such a setting changed nothing.
 
 A request is blamed on what differs and can change it: its document or prompt if those differ, and every setting that
-differs, of its own task. A setting that only ends an answer (`ENDS`) is to blame where an answer ends earlier with
+differs, in its task. A setting that only ends an answer (`ENDS`) is to blame where an answer ends earlier with
 equal bits before that, and nowhere else. Where both runs' numerics are fast, a schedule that differs can do alone what
 a setting does: both are named. Several causes are joined by "or": nothing in the records distinguishes them. Where no
 setting differs, what surrounds the runs remains (code, libraries, hardware), and else "unknown".

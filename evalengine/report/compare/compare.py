@@ -42,7 +42,7 @@ from evalengine.report.compare.item_differences import (
 )
 from evalengine.report.compare.metric_deltas import MetricDelta, metric_deltas
 from evalengine.report.numbers import same_value
-from evalengine.report.read.documents import Asked, asked_of
+from evalengine.report.read.documents import Question, questions_of
 from evalengine.report.read.lm_eval import aligned
 from evalengine.report.read.run import Key, Run
 
@@ -73,8 +73,8 @@ class Comparison:
     surroundings: list[str]  # how machine, schedule and versions differ, which are outside the identity
     why: dict[str, list[str]] = field(default_factory=dict)  # cause -> what it means, a sentence each
     tensors: list[str] = field(default_factory=list)  # which weights differ, if they could be read
-    # (task, doc_id) -> what a document whose output or answer differs was asked, if it was read
-    asked: Mapping[tuple[str, int], Asked] = field(default_factory=dict)
+    # (task, doc_id) -> the question of a document whose output or answer differs, if it was read
+    questions: Mapping[tuple[str, int], Question] = field(default_factory=dict)
 
     @property
     def partial(self) -> bool:
@@ -227,7 +227,7 @@ def compare_alike(a: Run, b: Run, allow: bool) -> Comparison | list[str]:
 
 
 def compared(a: Run, b: Run, allow: bool) -> Comparison:
-    """Two runs compared, with their weights where they differ and can be read, and what the changed documents asked.
+    """Two runs compared, with their weights where they differ and can be read, and the questions of changed documents.
 
     Raises `ConfigError` for unlike runs (unless `allow`), and for runs that share no request.
     """
@@ -246,9 +246,9 @@ def compared(a: Run, b: Run, allow: bool) -> Comparison:
 
 
 def with_questions(c: Comparison) -> Comparison:
-    """The comparison, with what the documents asked whose output or answer differs."""
+    """The comparison, with the questions of documents whose output or answer differs."""
     changed = {(flip.task, flip.doc_id) for flip in c.flips} | {d.key[:2] for d in c.differences if "output" in d.kinds}
-    return replace(c, asked=asked_of((c.a, c.b), changed))
+    return replace(c, questions=questions_of((c.a, c.b), changed))
 
 
 def _divergences(a: Run, b: Run, keys: Sequence[Key], asked_alike: Collection[Key]) -> list[Divergence]:

@@ -24,7 +24,7 @@ NO_BITS = "there are no bits to compare"
 # The adjusted p above which a difference is no reason to ask more documents: a number named for every difference that
 # was seen was named for 82 of 100 pairs without one.
 WITHIN_CHANCE = 0.2
-MANY = 10  # tasks of groups that stand in one table with the groups
+MANY = 10  # tasks of groups in one table with the groups
 
 
 def documents_to_tell(p: PairedResult, alpha: float = ALPHA) -> int | None:

@@ -22,7 +22,7 @@ from evalengine.report.compare.item_differences import (
 )
 from evalengine.report.compare.metric_deltas import MetricDelta
 from evalengine.report.numbers import arrow, p_value, shown
-from evalengine.report.read.documents import Asked
+from evalengine.report.read.documents import Question
 from evalengine.report.read.names import item_name
 from evalengine.report.read.run import Run, key_name
 from evalengine.report.stats.metric_interval import cut_words
@@ -54,9 +54,9 @@ def evidence(c: Comparison) -> str:
         if c.logprobs is not None and c.logprobs.differing:
             logprobs = f"{c.logprobs.differing} of {c.logprob_counts[1]} logprobs differ"
         return "; ".join(part for part in (logprobs, f"{texts} differ" if texts else "") if part)
-    asked = [f"{c.kinds[kind]} of {c.common} {kind}s" for kind in ("document", "prompt") if c.kinds[kind]]
+    inputs = [f"{c.kinds[kind]} of {c.common} {kind}s" for kind in ("document", "prompt") if c.kinds[kind]]
     also = "; results were aggregated in another way" if c.rescored and not c.flips else ""
-    return f"{' and '.join([*asked, f'{c.outputs} of {c.common} outputs'])} differ; {changed_words(c)}{also}"
+    return f"{' and '.join([*inputs, f'{c.outputs} of {c.common} outputs'])} differ; {changed_words(c)}{also}"
 
 
 def answers_sheet(c: Comparison) -> Sheet:
@@ -198,7 +198,7 @@ class Regression:
     """One document: right in A, wrong in B."""
 
     flip: Flip
-    asked: Asked | None  # None where no run holds texts
+    question: Question | None  # None where no run holds texts
     parts_at: Divergence | None  # of its first diverging output; None for scored choices, or without tokens
 
     @property
@@ -215,7 +215,7 @@ def regressions(c: Comparison) -> list[Regression]:
     diverging: dict[tuple[str, int], Divergence] = {}
     for d in c.divergences:
         diverging.setdefault(d.key[:2], d)
-    return [Regression(flip, c.asked.get(place), diverging.get(place)) for place, flip in lost.items()]
+    return [Regression(flip, c.questions.get(place), diverging.get(place)) for place, flip in lost.items()]
 
 
 def regression_lines(c: Comparison, names: tuple[str, str] | None = None) -> Iterator[str]:
@@ -236,9 +236,9 @@ def regression_lines(c: Comparison, names: tuple[str, str] | None = None) -> Ite
 
 def facts(one: Regression, longest: int) -> Iterator[tuple[str, str]]:
     """(name, text on one line) of what is known of a regression."""
-    if one.asked is not None:
-        yield "question", printable(_end(" ".join(one.asked.question.split()), longest))
-        yield "target", printable(one.asked.target[:longest])
+    if one.question is not None:
+        yield "question", printable(_end(" ".join(one.question.question.split()), longest))
+        yield "target", printable(one.question.target[:longest])
     for side, answer in (("A", one.flip.answer_a), ("B", one.flip.answer_b)):
         yield side, "no answer" if answer is None else printable(answer[:longest])
     if (d := one.parts_at) is not None:
@@ -278,7 +278,7 @@ def metrics_table(c: Comparison, metrics: Sequence[MetricDelta]) -> Sheet:
 
 
 def paired_cells(p: PairedResult, p_holm: float | None, text: Callable[[float], str], unit: str = "") -> list[str]:
-    """The cells of `PAIRED`. p_holm: None for what is no test of its own. text: shows a difference, its sign with it;
+    """The cells of `PAIRED`. p_holm: None for what is no separate test. text: shows a difference, its sign with it;
     unit: what it is of, where a table holds several."""
     ends = (p.difference, p.ci_low, p.ci_high)
     between = "none"  # one document leaves it without an end

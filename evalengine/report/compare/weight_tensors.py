@@ -30,7 +30,7 @@ AT_ONCE = 1 << 22  # elements of a tensor that are held as float64 at one time
 RUN_BYTES = 2_000_000_000  # most of a run's weights that `compare` reads, twice: two such take half a minute
 INDEX = "model.safetensors.index.json"
 UNREAD = {  # a format whose tensors are not compared -> why, after "A's weights"
-    "dummy": "are made up (dummy), and lie in no file",
+    "dummy": "are dummies, and in no file",
     "pytorch": "are in PyTorch files, which are not compared by tensor; convert them to safetensors",
 }
 ADAPTED = "are merged with an adapter in memory, so no file has them"

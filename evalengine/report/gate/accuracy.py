@@ -69,7 +69,7 @@ class Judged:
 def accuracy(rule: AccuracyRule, a: Run, b: Run, steps: Steps | None = None) -> list[Check]:
     """A check per task and metric, and per average. Raises `ConfigError` for a task without a metric that could be
     tested, and if the policy skips every task: a rule that tests nothing must not hold, nor excuse another one in an
-    any_of. steps: of a run in steps, what it asked.
+    any_of. steps: of a run in steps, its documents.
     """
     of = judged_metrics(rule, a, b, steps)
     checks = [*of.decided, *_tested(a, b, of, steps)]

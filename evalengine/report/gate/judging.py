@@ -131,7 +131,7 @@ def _undecided_test(evidence: Evidence, allowed: float | None, detects: str) -> 
         return detects
     if allowed is None or evidence.unit.shown(evidence.least.loss) <= allowed:
         return ""
-    return f"the policy asks for losses of {amount(allowed, evidence.unit)}, and {detects}"
+    return f"the policy allows losses of {amount(allowed, evidence.unit)}, and {detects}"
 
 
 def _undecided_margin(evidence: Evidence, margin: float, limits: Limits, need: int | None) -> str:
@@ -154,7 +154,8 @@ def _need(evidence: Evidence, margin: float, limits: Limits) -> int | None:
 
 
 def _stopped(evidence: Evidence) -> bool:
-    """Whether a run in steps has not asked all documents. A plan takes time, which a look between steps must not."""
+    """Whether a run in steps has not evaluated all documents. A plan takes time, which a look between steps must
+    not."""
     return isinstance(evidence.bound, SteppedBound) and evidence.bound.whole is None
 
 

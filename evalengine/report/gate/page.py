@@ -24,9 +24,9 @@ MOODS = {"pass": "mark good", "fail": "mark bad"}
 def gate_page(report: Report) -> Page:
     """The page of one run's gate, or of that of several runs, with a section for each."""
     page = Page(f"Gate {plain(report.policy)}", eyebrow="Gate")
-    asked = f"The policy asks for: {report.description}" if report.description else None
+    requirement = f"The policy requires: {report.description}" if report.description else None
     warnings = listed(report.warnings, "warnings") if report.warnings else None
-    page.lead(verdict(headline(report), asked, GOOD.get(report.verdict)), warnings)
+    page.lead(verdict(headline(report), requirement, GOOD.get(report.verdict)), warnings)
     if not report.reports:
         page.section("checks", "Checks" if report.checks else "Problems", *_run(report))
         return page

@@ -258,7 +258,7 @@ def markdown(report: Report) -> str:
     several runs this for each."""
     lines = [f"### {SIGNS[report.verdict]} {_shown(headline(report))}", ""]
     lines += [f"**⚠️ {_shown(warning)}**\n" for warning in report.warnings]
-    lines += [f"The policy asks for: {_shown(report.description)}\n"] if report.description else []
+    lines += [f"The policy requires: {_shown(report.description)}\n"] if report.description else []
     lines += [f"- baseline: {_shown(report.baseline)}", f"- run: {_shown(report.run)}"]
     for name, run in zip(report.names, report.each, strict=True):
         heading = f"{SIGNS[run.verdict]} {run.verdict.upper()} {_shown(f'{name}{reason(run)}')}"

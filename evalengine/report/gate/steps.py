@@ -31,13 +31,15 @@ class Steps:
 
     part: Run  # the baseline, with the documents of the run
     whole: bool  # whether these are all
-    asked: Mapping[str, Sequence[Sequence[int]]]  # task -> its documents by cluster, in the order in which they came
-    largest: Mapping[str, int]  # task -> documents of its largest cluster, asked or not
-    total: Mapping[str, int]  # task -> its documents, asked or not
+    evaluated: Mapping[
+        str, Sequence[Sequence[int]]
+    ]  # task -> its documents by cluster, in the order in which they came
+    largest: Mapping[str, int]  # task -> documents of its largest cluster, evaluated or not
+    total: Mapping[str, int]  # task -> its documents, evaluated or not
 
     def bound(self, task: str, losses: Mapping[int, float], fixed: LossBound, shares: bool) -> SteppedBound:
         """The bound of a task's losses (by document) that holds at every look; `fixed` is the one for a single look."""
-        groups = self.asked[task] if shares else ()
+        groups = self.evaluated[task] if shares else ()
         return SteppedBound(
             **{field.name: getattr(fixed, field.name) for field in fields(LossBound)},
             sums=np.array([sum(losses[doc] for doc in group) for group in groups], dtype=np.float64),
@@ -70,15 +72,17 @@ def steps_of(policy: Policy, a: Run, b: Run) -> Steps | None:
     if settings is None:
         return None
     if not isinstance(policy.rule, AccuracyRule):
-        raise ConfigError(f"{b.source}: a run in steps is judged by accuracy alone; policy {policy.name} asks for more")
+        raise ConfigError(
+            f"{b.source}: a run in steps is judged by accuracy alone; policy {policy.name} has other rules"
+        )
     order_name = ordered_by(a)
     if settings.get("baseline") != order_name:
         was = settings.get("baseline")
         by = f"baseline {str(was)[:12]}" if was else f"seed {settings.get('seed')}, which could be chosen"
-        raise ConfigError(f"{b.source}: its documents were asked in the order of {by}, and {a.source} is baseline "
+        raise ConfigError(f"{b.source}: its documents were evaluated in the order of {by}, and {a.source} is baseline "
                           f"{order_name[:12]}; make the run again: gate {a.source} --step {settings.get('step')} -- "
                           "SETTINGS")  # fmt: skip
-    asked: dict[str, list[list[int]]] = {}
+    evaluated: dict[str, list[list[int]]] = {}
     largest, total = {}, {}
     documents: dict[str, set[int]] = {}
     for task in sorted({key[0] for key in a.scores}):
@@ -86,19 +90,19 @@ def steps_of(policy: Policy, a: Run, b: Run) -> Steps | None:
         names = cluster_names(b, a, task, docs) if len(b.clusters.get(task, ())) == len(docs) else None
         names = names or cluster_names(a, a, task, docs)
         if names is None and b.clusters.get(task):
-            raise ConfigError(f"{a.source}: {task}: names no clusters, and the run asks cluster by cluster; write the "
-                              "baseline anew from a run of this version")  # fmt: skip
+            raise ConfigError(f"{a.source}: {task}: names no clusters, and the run evaluates cluster by cluster; "
+                              "rewrite the baseline from a run of this version")  # fmt: skip
         clusters = None if names is None else dict(zip(docs, names, strict=True))
         order = in_order(order_name, task, docs, clusters)
         done = {doc for key, values in b.scores.items() if key[0] == task for doc in values}
         if set(first_of_order(order, len(done))) != done:
             raise ConfigError(f"{b.source}: {task}: its {len(done)} documents are not the first of the baseline's "
                               "order; run it again")  # fmt: skip
-        asked[task] = [group for group in order if group[0] in done]
+        evaluated[task] = [group for group in order if group[0] in done]
         largest[task], total[task], documents[task] = max(map(len, order)), len(docs), done
     _check(policy.rule, a)
     whole = all(len(documents[task]) == total[task] for task in total)
-    return Steps(_cut(a, documents, settings), whole, asked, largest, total)
+    return Steps(_cut(a, documents, settings), whole, evaluated, largest, total)
 
 
 def _check(rule: AccuracyRule, a: Run) -> None:

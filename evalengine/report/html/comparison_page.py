@@ -78,7 +78,7 @@ def _figures(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
 
 
 def _first_metric(c: Comparison) -> Iterator[tuple[str, str, str | None]]:
-    """A tile for each of the first metrics that were asked for: its values in A and B, and its p-value."""
+    """A tile for each of the first metrics that were requested: its values in A and B, and its p-value."""
     for metric in asked_for(c)[:TILES] if c.verdict == "DIFFERENT" else ():
         share = all(value is not None and 0 <= value <= 1 for value in metric.shown)
         values = ["" if v is None else shown(100 * v, ".1f") if share else shown(v, ".4g") for v in metric.shown]
@@ -111,7 +111,7 @@ def _comparability(c: Comparison) -> Iterator[Node]:
     what = "documents, prompts, weights, tokenizer and generation settings"
     if not c.unlike:
         same = f"Nothing that both runs recorded of their {what} differs."
-        yield tag("p", same if c.unchecked else f"The runs asked the same of the same model: equal {what}.")
+        yield tag("p", same if c.unchecked else f"The runs have the same requests and the same model: equal {what}.")
     named = {"Compared although they are unlike": c.unlike, "Settings that may change bits": c.settings}
     for name, lines in {**named, "Not known": c.unchecked}.items():
         if lines:

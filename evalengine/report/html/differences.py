@@ -44,7 +44,7 @@ def outputs_grid(page: Page, c: Comparison) -> Node:
     items, cells = [], []
     for key, d in diverging(c):
         output, own = _output(c, key, d, room), flips.get(key[:2], [])
-        items.append({**output, "flips": [_flip(flip, room) for flip in own], "asked": _asked(c, key[:2], room)})
+        items.append({**output, "flips": [_flip(flip, room) for flip in own], "question": _question(c, key[:2], room)})
         texts = [text if text is None else beginning(text, cell)[:CELL] or "(ends)" for text in output["texts"] or NONE]
         place = (None, None, None) if d is None else (d.position, d.gap, d.near_tie)
         cells.append([key[0], document_name(key), place[0], *texts, *place[1:], not own, causes[key]])
@@ -124,13 +124,13 @@ def _output(c: Comparison, key: Key, d: Divergence | None, room: int) -> dict[st
 
 def _flip_item(c: Comparison, flip: Flip, room: int) -> dict[str, Any]:
     document = (flip.task, flip.doc_id)
-    return {"name": item_name((*document, 0, 0)), "flip": _flip(flip, room), "asked": _asked(c, document, room)}
+    return {"name": item_name((*document, 0, 0)), "flip": _flip(flip, room), "question": _question(c, document, room)}
 
 
-def _asked(c: Comparison, document: tuple[str, int], room: int) -> list[str] | None:
+def _question(c: Comparison, document: tuple[str, int], room: int) -> list[str] | None:
     """[question, target] of a document; None where no run's files tell."""
-    asked = c.asked.get(document)
-    return None if asked is None else [_end(asked.question, room // 4), beginning(asked.target, room // 8)]
+    question = c.questions.get(document)
+    return None if question is None else [_end(question.question, room // 4), beginning(question.target, room // 8)]
 
 
 def _flip(flip: Flip, room: int) -> dict[str, Any]:

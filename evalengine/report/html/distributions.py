@@ -97,7 +97,7 @@ def _lengths(data: RunData, items: Sequence[Item], generated: bool) -> Node:
 
 def _logprobs(data: RunData, task: str, items: Sequence[Item]) -> Node:
     """Mean logprob of a token, by request; right and wrong documents apart where a task has one request each."""
-    if len({item.doc_id for item in items}) != len(items):  # choices, several a document, have plots of their own
+    if len({item.doc_id for item in items}) != len(items):  # choices, several a document, have their own plots
         return None
     means = {i.doc_id: i.sum_logprob / len(i.output_ids) for i in items if i.output_ids and i.sum_logprob is not None}
     finite = {doc: value for doc, value in means.items() if math.isfinite(value)}

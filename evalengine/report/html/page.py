@@ -1,7 +1,7 @@
 """The frame of a page: policy, sections, embedded data. `assets/` holds the shell, its style, and the scripts that
 build everything from one JSON value.
 
-Everything a page needs is in its file. Its Content-Security-Policy names the hashes of its own scripts and style and
+Everything a page needs is in its file. Its Content-Security-Policy names the hashes of its scripts and style and
 forbids all else: other scripts, event handlers, style attributes, images, frames, forms, every request.
 """
 

@@ -80,7 +80,7 @@ def _drawn(cells: Sequence[str]) -> list[Node]:
 
 
 def _bounds(ends: Sequence[float], rule: float | None) -> tuple[float, float]:
-    """The ends of a scale that holds all of these. rule: what lies in its middle."""
+    """The ends of a scale that holds all of these. rule: its middle."""
     low, high = min(ends), max(ends)
     if rule is not None:
         reach = max(abs(low - rule), abs(high - rule)) or 1.0

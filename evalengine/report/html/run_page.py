@@ -1,5 +1,5 @@
 """`report.html`: everything that one run left, on one page: whether to trust it, what came out, what it cost and what
-it ran on; samples and plots have modules of their own."""
+it ran on; samples and plots have their own modules."""
 
 from __future__ import annotations
 
@@ -266,7 +266,7 @@ def _warnings(data: RunData) -> Iterator[str]:
 
 
 def _foremost(data: RunData) -> list[ScoreKey]:
-    """The metrics shown large, of what was asked for: tasks and groups that are part of no other group; the first of
+    """The metrics shown large, of the requested ones: tasks and groups that are part of no other group; the first of
     each before any second."""
     seen: Counter[str] = Counter()
     places = {}

@@ -17,7 +17,7 @@ from evalengine.report.stats.pass_at_k import with_pass_at_k
 from evalengine.report.stats.scores import Scores
 from evalengine.report.stats.significance import holm
 
-FEW = 10  # so many tasks are each tested in addition to their average; of more, only averages are, with the tasks as parts
+FEW = 10  # most tasks that are tested in addition to their average; of more, only averages are tested
 LISTED = 3  # intervals that a caution names
 EXPECTED = tuple(text for name, text in CONTENT.items() if name != "contract_version")  # models differ in these
 
@@ -157,7 +157,7 @@ def _cautions(entry: Contest, names: Sequence[str]) -> Iterator[str]:
 
 
 def _asked(runs: Sequence[Run], names: Sequence[str], shared: Mapping[str, Shared]) -> Iterator[str]:
-    """How models were asked in another way than the first: prompts, templates, settings."""
+    """How models' requests differ from the first model's: prompts, templates, settings."""
     texts = [_by_text(run) for run in runs]
     for place in range(1, len(runs)):
         who = f"{names[0]} (A) and {names[place]} (B)"

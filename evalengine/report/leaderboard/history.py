@@ -1,4 +1,4 @@
-"""A metric over checkpoints: a curve with its 95 % intervals, as a picture of its own or on a page."""
+"""A metric over checkpoints: a curve with its 95 % intervals, as a separate picture or on a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from evalengine.report.leaderboard.compose import Board
 from evalengine.report.leaderboard.sheets import between, signed, titled, value_with_unit
 from evalengine.report.numbers import in_range
 
-WIDTH, HEIGHT = 640, 240  # a curve's size in a file of its own
+WIDTH, HEIGHT = 640, 240  # a curve's size in its own file
 PAGE_WIDTH = 380  # a curve's width on a page: about its CSS pixels, next to another and on a phone
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 34, 40
 FIGURES = 4  # characters for which an x label has room at least

@@ -25,7 +25,7 @@ from evalengine.report.leaderboard.means import Group
 from evalengine.report.leaderboard.pairing import Shared
 from evalengine.report.leaderboard.sheets import both_names, headline, number, regressed, signed
 from evalengine.report.numbers import counted, p_value
-from evalengine.report.read.documents import Asked, asked_of
+from evalengine.report.read.documents import Question, questions_of
 from evalengine.report.read.names import SWEEP_FORMAT
 from evalengine.report.read.run import ScoreKey, direction
 from evalengine.report.sweep.write import VERSION, write_picture_and_list
@@ -178,7 +178,7 @@ MODEL_COLUMNS = 8  # models that have a column each; of more, the panel alone sa
 
 
 def documents_grid(page: Page, board: Board) -> Node | None:
-    """A row for each document that all models were asked; None where no metric has a number by document."""
+    """A row for each document that all models answered; None where no metric has a number by document."""
     listed = [(task, key, shared) for task, shared in board.shared.items() for key in _key(board, task, shared)]
     count = sum(len(shared.rows) for _, _, shared in listed)
     if not count:
@@ -187,9 +187,9 @@ def documents_grid(page: Page, board: Board) -> Node | None:
     items, rows = [], []
     for task, key, shared in listed:
         first = shared.runs[0]
-        asked = asked_of([board.runs[first]], {(task, doc) for doc in shared.documents(first)})
+        questions = questions_of([board.runs[first]], {(task, doc) for doc in shared.documents(first)})
         for numbers in shared.rows:
-            known = asked.get((task, numbers[0]))
+            known = questions.get((task, numbers[0]))
             item, row = _document(board, key, dict(zip(shared.runs, numbers, strict=True)), known, room)
             items.append(item)
             rows.append([task, str(numbers[0]), *row])
@@ -216,7 +216,7 @@ def _key(board: Board, task: str, shared: Shared) -> Iterator[ScoreKey]:
 
 
 def _document(
-    board: Board, key: ScoreKey, numbers: dict[int, int], asked: Asked | None, room: int
+    board: Board, key: ScoreKey, numbers: dict[int, int], known: Question | None, room: int
 ) -> tuple[dict[str, Any], list[Any]]:
     """A document's panel, and its cells after its number. numbers: the document's, by model's place."""
     higher = direction(board.runs, key) is not False
@@ -235,10 +235,10 @@ def _document(
     known = [mark for mark in marks if mark is not None]
     counted = f"{sum(known)} of {len(known)}" if known else ""
     alike = len(set(said)) == 1 if None not in said else None
-    question, target = ("", "") if asked is None else (asked.question, asked.target)
+    question, target = ("", "") if known is None else (known.question, known.target)
     item = {
         "name": f"{key[0]} doc {next(iter(numbers.values()))}",
-        "asked": None if asked is None else [question[-(room // 4) :], parts.beginning(target, room // 8)],
+        "question": None if known is None else [question[-(room // 4) :], parts.beginning(target, room // 8)],
         "metric": key[1],
         "answers": answers,
     }

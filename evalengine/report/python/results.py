@@ -82,7 +82,7 @@ def _table(sheet: Sheet) -> Node:
 class Results(Shown):
     """A finished run: a folder of ours, an output folder of lm-eval, or a baseline.
 
-    `metrics`, `samples` and `records` are pandas frames, made when they are first asked for. All files were checked
+    `metrics`, `samples` and `records` are pandas frames, made on first use. All files were checked
     against the manifest's hashes when the run was loaded.
     """
 

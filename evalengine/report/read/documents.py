@@ -21,14 +21,14 @@ SHORTEST = 40  # characters: a question is longer, or has a paragraph before it
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """One document, for people."""
 
     question: str  # the end of the prompt, without the examples before it
     target: str  # the right choice, or the target's last line
 
 
-def asked_of(runs: Sequence[Run], documents: Collection[Document]) -> dict[Document, Asked]:
+def questions_of(runs: Sequence[Run], documents: Collection[Document]) -> dict[Document, Question]:
     """The questions and targets of these documents, read again from the files of the first run that holds texts: a
     `Run` does not keep them. Empty where no run does (baselines), and without a look at the disk where there are no
     documents."""
@@ -41,7 +41,7 @@ def asked_of(runs: Sequence[Run], documents: Collection[Document]) -> dict[Docum
             continue
         rows = {(task, row["doc_id"]): row for task, rows in rows_by_task.items() for row in rows}
         found = [(key, rows[key]) for key in documents if key in rows]
-        return {key: Asked(_question(prompt_of(row)), target_of(row, continuations(row))) for key, row in found}
+        return {key: Question(_question(prompt_of(row)), target_of(row, continuations(row))) for key, row in found}
     return {}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from evalengine.records.sealed import Names, differing
 from evalengine.report.read.run import Run
 
-# Settings that may differ between comparable runs: they change how numbers are computed, not what is asked.
+# Settings that may differ between comparable runs: they change how numbers are computed, not what is requested.
 NUMERIC_SETTINGS = ("numerics", "dtype", "attention_backend", "gpu_architecture", "engine", "model", "model_dtype")
 # Settings whose effect is in the prompts, whose hashes are compared.
 PROMPT_SETTINGS = (
@@ -36,7 +36,7 @@ SEEDS = ("seed", "random_seed", "numpy_seed", "torch_seed")
 PLACES = ("datasets", "prompts", "tasks", "task_hashes")  # compared by document, by item, by setting
 # lm-eval's model arguments that say which model it is; the others say how it was run.
 MODEL_NAMES = ("pretrained", "model", "revision", "tokenizer", "peft", "delta", "gguf_file", "subfolder")
-_THINGS = {  # a setting's name, where it stands at the identity's top -> what a reader calls it
+_THINGS = {  # a setting's name, where it is at the identity's top -> what a reader calls it
     "model_sha": "weights",
     "model_dtype": "dtype",
     "numerics": "numerics level",

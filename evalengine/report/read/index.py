@@ -52,7 +52,7 @@ class RunMetric:
 
 @dataclass(frozen=True)
 class Entry:
-    """One run, or of several tasks and groups that were asked for one; tasks in a group are its parts."""
+    """One run, or of several tasks and groups that were requested as one; tasks in a group are its parts."""
 
     folder: Path
     state: str
@@ -63,7 +63,7 @@ class Entry:
     task: str = ""
     metrics: tuple[RunMetric, ...] = ()
     parts: tuple[tuple[str, RunMetric], ...] = ()  # of a group: (name, metric) of its tasks and groups
-    digest: str = ""  # the task's digest; of a group the run's, if the run asked for no more than it
+    digest: str = ""  # the task's digest; of a group the run's, if the run has nothing else
     problem: str = ""  # what is wrong with a damaged run
     baseline: str = ""  # name of the baseline's file
     verdict: str = ""  # what sets the run apart from the baseline

@@ -108,7 +108,7 @@ class LossBound:
         (Xie & Singh 2013, "Confidence Distribution, the Frequentist Distribution Estimator of a Parameter: A Review",
         International Statistical Review 81(1)), which for normal differences is the posterior under a flat prior.
 
-        At most alpha exactly where the bound lies within the margin; 0.5 where the margin lies in the shift between the
+        At most alpha exactly where the bound is within the margin; 0.5 where the margin is in the shift between the
         two bounds; NaN for one cluster. If the loss is the margin, it is at most p in at most a share p of cases.
         """
         if math.isinf(self.error):
@@ -117,7 +117,7 @@ class LossBound:
         return within if within < 1 else max(0.5, 1 - self.p_above(margin))
 
     def _least_alpha(self, beyond: Callable[[LossBound], float]) -> float:
-        """The least alpha whose bound is not below what `beyond` asks for, between 1e-12 and 0.5; 1 where none is."""
+        """The least alpha whose bound is at least what `beyond` requires, between 1e-12 and 0.5; 1 where none is."""
         least, most = 1e-12, 0.5
         if not beyond(replace(self, alpha=most)) > 0:
             return 1.0
@@ -319,8 +319,8 @@ UNSEEN = 0.5  # squared loss of the one document that is thought of before the f
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SteppedBound(LossBound):
-    """`LossBound` for documents that were asked in a random order until something was decided. `alpha` is that of all
-    looks together; losses must lie in [-1, 1].
+    """`LossBound` for documents that were evaluated in a random order until something was decided. `alpha` is that of
+    all looks together; losses must be in [-1, 1].
 
     A bet against "the mean loss is at least the margin": the capital starts at 1 and is multiplied by 1 + bet * gain at
     each document, whose gain is margin - loss. If the claim holds, it is expected never to grow, whatever bets are
@@ -329,13 +329,13 @@ class SteppedBound(LossBound):
     means of bounded random variables by betting", Journal of the Royal Statistical Society B 86(1).
 
     Half of alpha is spent so at every document, and half on the bound of the whole set (`loss_bound`), if all are
-    asked.
+    evaluated.
     """
 
-    sums: Floats  # [G] each cluster's losses, in the order in which they were asked; empty: nothing can be bet on
+    sums: Floats  # [G] each cluster's losses, in the order in which they were evaluated; empty: nothing can be bet on
     sizes: Floats  # [G] documents of each cluster
     largest: float  # documents of the largest cluster of the whole set, known before the first
-    whole: LossBound | None  # the bound of the whole set at alpha / 2; None before all documents are asked
+    whole: LossBound | None  # the bound of the whole set at alpha / 2; None before all documents are evaluated
 
     @property
     def bound(self) -> float:

@@ -212,5 +212,5 @@ def score_range(a: Floats, b: Floats) -> tuple[float, float]:
 
 
 def are_shares(a: Floats, b: Floats) -> bool:
-    """Whether scores lie in [0, 1], so that no more than 1 can be lost."""
+    """Whether scores are in [0, 1], so that no more than 1 can be lost."""
     return bool(min(a.min(), b.min()) >= 0 and max(a.max(), b.max()) <= 1)

@@ -169,7 +169,7 @@ def _cluster_means(scores: Floats, names: Sequence[str] | None) -> Floats:
 def _check(runs: Sequence[Run]) -> None:
     rows = [{task: own.get("sha256") for task, own in run.identity.get("datasets", {}).items()} for run in runs]
     if any(other != rows[0] for other in rows):
-        raise ConfigError("experiment=prompts: the runs asked other documents; give one task and one limit")
+        raise ConfigError("experiment=prompts: the runs have different documents; give one task and one limit")
     prompts = [run.identity.get("prompts") for run in runs]
     if len(set(prompts)) < len(prompts) and None not in prompts:
         raise ConfigError("experiment=prompts: two of the runs have equal prompts; sweep a setting that changes them")

@@ -141,7 +141,7 @@ def print_sweep(sweep: Sweep, files: Sequence[Path]) -> None:
 
 
 def floor_table(sweep: Sweep) -> Sheet:
-    """A row for each fast run: what its arithmetic and its batches moved; further metrics in rows of their own."""
+    """A row for each fast run: what its arithmetic and its batches moved; further metrics in their own rows."""
     names = sorted({name for floor in sweep.floors for name in floor.settings})
     moved = ("Requests that differ", "Diverging outputs", "Changed answers", "Logprobs that differ", "Largest change")
     rows = []
@@ -169,7 +169,7 @@ def verdict(sweep: Sweep) -> str:
         outcome = "the same bits" if sweep.promise_kept else "DIFFERENT BITS"
         basis, each_input = (f" of {inputs} inputs", " for each") if inputs > 1 else ("", "")
         parts.append(f"{counted(runs, 'invariant run')}{basis}: {outcome}{each_input} ({counted(digests, 'digest')})")
-    elif runs:  # each run has inputs of its own, so none must equal another
+    elif runs:  # each run has its own inputs, so none must equal another
         alone = ", no two of the same inputs" if runs > 1 else ""
         parts.append(f"{counted(runs, 'invariant run')}: {counted(digests, 'digest')}{alone}")
     runs, digests = sweep.digests(fast=True)

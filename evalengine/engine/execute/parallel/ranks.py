@@ -1,6 +1,6 @@
 """The other ranks of a model, as rank 0 sees them: processes that receive commands and end with it.
 
-Each is a child process with a socket of its own to rank 0. A process that dies closes its end: rank 0 then knows within
+Each is a child process with its own socket to rank 0. A process that dies closes its end: rank 0 then knows within
 milliseconds, and a child ends itself when rank 0 is gone, however that happened.
 """
 

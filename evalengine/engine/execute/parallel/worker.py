@@ -146,7 +146,7 @@ def _send(connection: Connection, kind: str, content: Any) -> None:
 
 
 def _read(connection: Connection, commands: queue.SimpleQueue[bytes], folder: str) -> None:
-    """Receives commands, in a thread of its own: even while the main thread waits for another rank or the device, the
+    """Receives commands, in its own thread: even while the main thread waits for another rank or the device, the
     process must end when rank 0 is gone."""
     try:
         while True:

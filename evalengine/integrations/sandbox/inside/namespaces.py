@@ -1,7 +1,7 @@
 """Takes network, files and the sight of other processes away from a process, and the system calls by which it could
 lift its limits, reach what is not its own, or hide memory from both. Needs Linux 5.12 or newer.
 
-An ordinary user's process needs a user namespace of its own for that; root's process needs none, and becomes a user
+An ordinary user's process needs a user its own namespace for that; root's process needs none, and becomes a user
 with an unused id. A seccomp filter blocks system calls; no process can remove it, nor can what it
 starts. A refused call answers ENOSYS, as on a kernel that lacks it, so that libraries take their other way. Constants
 and numbers are those of the kernel's headers (sched.h, mount.h, prctl.h, capability.h, unistd.h, audit.h, filter.h,
@@ -119,7 +119,7 @@ def new_root(size: int, inodes: int) -> None:
 
 
 def _places() -> tuple[list[str], dict[str, str]]:
-    """The folders that Python needs, none of which lies in another; and what the symbolic links that lead to them, and
+    """The folders that Python needs, none of which contains another; and what the symbolic links that lead to them, and
     to Python itself, hold."""
     names = (*SYSTEM, sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)
     links: dict[str, str] = {}

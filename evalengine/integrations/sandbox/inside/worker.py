@@ -181,7 +181,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _run(job: dict[str, Any], pipe: int, proof: bytes, user: int | None) -> None:
-    """In a process of its own: takes away what the program must not have, runs it, and writes how it ended."""
+    """In its own process: takes away what the program must not have, runs it, and writes how it ended."""
     # The functions are looked up now, since the program may replace them in their modules.
     write, leave, current_pid = os.write, os._exit, os.getpid
     own_pid = current_pid()

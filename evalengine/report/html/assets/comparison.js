@@ -4,24 +4,24 @@
   const { make, number, parts } = report;
   const nat = (value) => (value === null ? "not known" : typeof value === "string" ? value : `${number(value, 4)} nat`);
 
-  report.details.output = (row, item) => make("div", "", make("h2", "", item.name), asked(item), item.flips.map((flip) => answers(flip)), output(item));
+  report.details.output = (row, item) => make("div", "", make("h2", "", item.name), question(item), item.flips.map((flip) => answers(flip)), output(item));
 
   report.details.flip = async (row, item) => {
     const other = item.output === null ? null : await report.blocks("outputs").get(item.output);
-    return make("div", "", make("h2", "", item.name), asked(item), answers(item.flip), other && output(other), choices(item.choices));
+    return make("div", "", make("h2", "", item.name), question(item), answers(item.flip), other && output(other), choices(item.choices));
   };
 
   /** A document that got worse, which opens to all that is known of it. */
   parts.card = (item) => {
     const [old, other] = item.flip.texts.map((text) => (text ?? "no answer").slice(0, 60));
     const card = make("details", "card", make("summary", "", make("strong", "", item.name), make("span", "gist", `${old} → ${other}`)),
-      asked(item), answers(item.flip, item.names), item.output && output(item.output, item.names));
+      question(item), answers(item.flip, item.names), item.output && output(item.output, item.names));
     card.open = item.open;
     return card;
   };
 
   /** The document's question and target, where a run holds them. */
-  function asked({ asked: known }) {
+  function question({ question: known }) {
     if (known === null) return null;
     const [question, target] = known;
     return [make("h3", "", "Question"), make("pre", "", question), make("h3", "", "Target"), make("pre", "", make("mark", "right", target))];

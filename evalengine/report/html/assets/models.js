@@ -5,8 +5,8 @@
 
   report.details.document = (row, item) => {
     const parts = [make("h2", "", item.name)];
-    if (item.asked !== null) {
-      const [question, target] = item.asked;
+    if (item.question !== null) {
+      const [question, target] = item.question;
       parts.push(make("h3", "", "Question"), make("pre", "", question), make("h3", "", "Target"),
         make("pre", "", make("mark", "right", target)));
     }

@@ -1,5 +1,5 @@
 "use strict";
-// The panel of one sample: what was asked, what came out, how sure each token was, what every filter made of it.
+// The panel of one sample: the prompt, the output, how sure each token was, what every filter made of it.
 (() => {
   const { make, number } = report;
   const HOT = 6;  // nat of surprise (-logprob) at which a token has its full colour: 1 in 400
