@@ -109,9 +109,9 @@ def _cells(case: Key, modes: Mapping[str, Sequence[Row]], columns: Sequence[Othe
     cells.append(f"{walls['fast'] / walls['invariant']:.3f}" if len(walls) == len(MODES) else NONE)
     cells.append(" / ".join(f"{floors[mode]:.2f}" if mode in floors else NONE for mode in MODES))
     for column in columns:
-        others = {mode: column.seconds.get((case, mode)) for mode in walls}
-        ratios = [f"{walls[mode] / theirs:.2f}" if (theirs := others.get(mode)) else NONE for mode in MODES]
-        seconds = " / ".join(dict.fromkeys(f"{theirs:.3f}" for theirs in others.values() if theirs))
+        compared = {mode: column.seconds.get((case, mode)) for mode in walls}
+        ratios = [f"{walls[mode] / theirs:.2f}" if (theirs := compared.get(mode)) else NONE for mode in MODES]
+        seconds = " / ".join(dict.fromkeys(f"{theirs:.3f}" for theirs in compared.values() if theirs))
         cells.append(f"{' / '.join(ratios)} of {seconds} s" if seconds else NONE)
     return cells
 

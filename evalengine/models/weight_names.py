@@ -241,8 +241,8 @@ def _reordered(spec: ModelSpec, layer: int, part: str, tensor: Tensor) -> Tensor
         pairs = replace(rope, rotary_dim=None).head_order(turned)
         if pairs is None or tensor.shape[0] < turned:
             return tensor
-        plain = torch.arange(tensor.shape[0] - turned)
-        return tensor[torch.cat([plain, pairs + len(plain)]).to(tensor.device)]
+        rest = torch.arange(tensor.shape[0] - turned)
+        return tensor[torch.cat([rest, pairs + len(rest)]).to(tensor.device)]
     if part.rstrip(".0123456789") not in _OF_HEADS:
         return tensor
     order = rope.head_order(spec.head_dim)

@@ -20,7 +20,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse
 
 from evalengine.config.schema import EndpointConfig
-from evalengine.integrations.endpoint.http import LONGEST_ASKED_WAIT, Client, _wanted_wait
+from evalengine.integrations.endpoint.http import LONGEST_RETRY_AFTER, Client, _wanted_wait
 from evalengine.integrations.endpoint.run import between
 from evalengine.report.read.load import load_run
 from evalengine.report.stats.metric_interval import cut_of
@@ -112,7 +112,7 @@ def test_waits_are_those_that_a_vendor_asks_for(monkeypatch: pytest.MonkeyPatch)
         return _wanted_wait(urllib.error.HTTPError("", 429, "", headers, None), 3.5)
 
     assert (asked("7"), asked("0"), asked("-3")) == (7, 0, 0)
-    assert asked("100000") == LONGEST_ASKED_WAIT and asked("90") == 90, "not before it was allowed"
+    assert asked("100000") == LONGEST_RETRY_AFTER and asked("90") == 90, "not before it was allowed"
     assert 25 < asked(formatdate(time.time() + 30, usegmt=True)) <= 30
     assert [asked(value) for value in ("", "soon", "nan", "Tue, nonsense")] == [3.5] * 4
     with serving(Fake(fail_first=2).app) as url:

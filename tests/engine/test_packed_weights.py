@@ -171,8 +171,8 @@ def test_memory_counts_packed_bytes_and_scales(
     asked: list[int] = []
     check = memory._gib
     checkpoint = without_tokenizer(folder)
-    packed = native(folder, keeps=True)
-    packed = [layer.prepared for name, layer in packed.model.named_modules() if name in packed_layers(packed)]
+    runner = native(folder, keeps=True)
+    packed = [layer.prepared for name, layer in runner.model.named_modules() if name in packed_layers(runner)]
     saved = sum(4 * rows.shape.numel() - sum(x.nbytes for x in rows.tensors) for rows in packed)
     saved -= 4 * max(rows.shape.numel() for rows in packed)  # the room to unpack one
     whole = 4 * memory.num_parameters(checkpoint.spec)

@@ -58,7 +58,7 @@ class ServedRun:
     identity: dict[str, Any]
     folder: RunFolder
     journal: Journal
-    recorded: dict[RecordKey, Request]  # what `file` has
+    stored: dict[RecordKey, Request]  # what `file` has
     file: LineFile  # `asked.jsonl`
     resumed: Set[RecordKey]  # answers of a server that was killed
     started: float = field(default_factory=time.time)
@@ -79,14 +79,14 @@ class ServedRun:
         identity = identify(config, llm, None, {}, harness=SERVED)
         folder = RunFolder.open(output_dir, name, "auto", identity)
         try:
-            recorded = _read_back(folder)
+            stored = _read_back(folder)
             folder.write_text(CONFIG, to_yaml(config))
-            journal = Journal.open(folder.journal, folder.identity_sha256, expectation(llm, recorded))
+            journal = Journal.open(folder.journal, folder.identity_sha256, expectation(llm, stored))
             file = _opened(folder.path / CLIENT_REQUESTS)
         except BaseException:
             folder.close()
             raise
-        return cls(config, llm, identity, folder, journal, recorded, file, {*journal.finished})
+        return cls(config, llm, identity, folder, journal, stored, file, {*journal.finished})
 
     def add(self, answers: Iterable[tuple[str, Request, RequestOutput]]) -> None:
         """Keeps the answers of one client's request, (task, request, answer) each: all of them or none.
@@ -102,12 +102,12 @@ class ServedRun:
             before = entries[key][2] if key in entries else self.journal.finished.get(key)
             if before is None:
                 requests[key], entries[key] = plain, (key, ids_sha256(plain.prompt_ids), answer)
-            elif not _same(before, answer) or plain.prompt_ids != (requests.get(key) or self.recorded[key]).prompt_ids:
+            elif not _same(before, answer) or plain.prompt_ids != (requests.get(key) or self.stored[key]).prompt_ids:
                 raise EvalEngineError(f"{'/'.join(map(str, key))}: the same request has another answer than before: "
                                       "this machine computes wrong")  # fmt: skip
-        new = {key: request for key, request in requests.items() if key not in self.recorded}
+        new = {key: request for key, request in requests.items() if key not in self.stored}
         self.file.append(b"".join(request_line(*one) for one in new.items()))
-        self.recorded |= new
+        self.stored |= new
         self.journal.append(*entries.values())
 
     def problem(self) -> str | None:
@@ -124,7 +124,7 @@ class ServedRun:
             if not self.journal.finished:
                 shutil.rmtree(self.folder.path, ignore_errors=True)
                 return None
-            digest = self._write(Plan([], in_order({key: self.recorded[key] for key in self.journal.finished})))
+            digest = self._write(Plan([], in_order({key: self.stored[key] for key in self.journal.finished})))
             self.folder.tidy()
             return digest
 
@@ -143,7 +143,7 @@ class ServedRun:
             resumed=self.resumed,
             findings=Findings(thoughts(plan, answers, llm.tokenizer)),
         )
-        return finish_run(folder, plan, answers, ended, lambda rows, _: [*_results(rows, self.recorded, llm.tokenizer)])
+        return finish_run(folder, plan, answers, ended, lambda rows, _: [*_results(rows, self.stored, llm.tokenizer)])
 
 
 def recorded(request: Request) -> Request:
@@ -188,17 +188,17 @@ def _same(a: Answer, b: Answer) -> bool:
     return said[0] == said[1]
 
 
-def _results(rows: Sequence[RequestRecord], recorded: dict[RecordKey, Request], tokenizer: Any) -> Iterator[TaskResult]:
+def _results(rows: Sequence[RequestRecord], stored: dict[RecordKey, Request], tokenizer: Any) -> Iterator[TaskResult]:
     """Each task's answers, without a metric: the targets are unknown."""
     for task, own in groupby(rows, key=lambda row: row.task):
-        samples = [_sample([*some], recorded, tokenizer) for _, some in groupby(own, key=lambda row: row.doc_id)]
+        samples = [_sample([*some], stored, tokenizer) for _, some in groupby(own, key=lambda row: row.doc_id)]
         hashes = [(sample.doc_hash, sample.prompt_hash, sample.target_hash) for sample in samples]
         size = len(samples)
         yield TaskResult(task, "N/A", 0, {}, {}, {}, size, size, task_hash(hashes), samples)
 
 
-def _sample(rows: Sequence[RequestRecord], recorded: dict[RecordKey, Request], tokenizer: Any) -> Sample:
-    row, request = rows[0], recorded[rows[0].key]
+def _sample(rows: Sequence[RequestRecord], stored: dict[RecordKey, Request], tokenizer: Any) -> Sample:
+    row, request = rows[0], stored[rows[0].key]
     prompt = tokenizer.decode(list(row.prompt_ids), skip_special_tokens=False)
     doc: dict[str, Any] = {"prompt": prompt}
     if isinstance(request, GenerateRequest):

@@ -232,8 +232,8 @@ def _document(
         answers.append([name, None if answer is None else parts.beginning(answer, share), finite, right])
         marks.append(right)
         said.append(answer)
-    known = [mark for mark in marks if mark is not None]
-    counted = f"{sum(known)} of {len(known)}" if known else ""
+    judged = [mark for mark in marks if mark is not None]
+    counted = f"{sum(judged)} of {len(judged)}" if judged else ""
     alike = len(set(said)) == 1 if None not in said else None
     question, target = ("", "") if known is None else (known.question, known.target)
     item = {
