@@ -12,7 +12,7 @@ from evalengine.models.hf_module.describe import spec_of_module
 from evalengine.models.registry import find_family_of_type
 
 RUNS = "runs"
-OTHER = "refused for a reason of its own, which the message names"
+OTHER = "rejected for a reason that the message names"
 # A part of a refusal -> the row of the table.
 REASONS = {
     "layers of ": "refused: layers of other kinds (recurrent, convolutions, chunked or indexed attention)",
