@@ -170,7 +170,7 @@ def test_a_signal_to_the_whole_group(
     done = finish(process)
     (broken,) = runs(tmp_path)
     assert done.code == 128 + number and done.err.endswith(
-        f"{word}: finished requests are kept in {broken.folder}; the same command resumes.\n"
+        f"{word}: finished requests are in {broken.folder}; the same command resumes.\n"
     ), done.err
     assert "finishing the step that runs" in done.err and " is lost" not in done.err
     assert gone(scratch) and not list(scratch.glob("evalengine-ray-*"))

@@ -94,7 +94,7 @@ def test_a_replica_is_killed_in_mid_lease(
     (name,) = killed
     assert members[name].lost is not None and members[name].lost_leases >= 1
     log = capfd.readouterr().err
-    assert f"{members[name].facts.where} is lost: " in log and "are asked again" in log
+    assert f"{members[name].facts.where} is lost: " in log and "are rescheduled" in log
     (run_,) = runs(Path(config.output_dir))
     lost = [replica for replica in run_.manifest["cluster"]["replicas"] if replica["lost"]]
     assert len(lost) == 1 and lost[0]["lost_leases"] == members[name].lost_leases

@@ -75,7 +75,7 @@ def test_equal_prompts_and_other_documents_are_refused() -> None:
     with pytest.raises(ConfigError, match="two of the runs have equal prompts"):
         sensitivities([a, b])
     b.identity["datasets"] = {"t": {"sha256": "other"}}
-    with pytest.raises(ConfigError, match="asked other documents"):
+    with pytest.raises(ConfigError, match="the runs have different documents"):
         sensitivities([a, b])
 
 

@@ -193,7 +193,7 @@ def test_interrupt(
     assert (done.code, done.out) == (128 + number, "")
     assert done.err == (
         "evalengine: finishing the step that runs; Ctrl-C again ends at once\n"
-        f"{word}: finished requests are kept in {broken.folder}; the same command resumes.\n"
+        f"{word}: finished requests are in {broken.folder}; the same command resumes.\n"
     )
     kept = journaled(broken)
     assert 2 <= kept < LIMIT

@@ -60,7 +60,7 @@ def test_a_fast_run_that_was_resumed_says_so(tmp_path: Path, capsys: pytest.Capt
     (unbroken,) = runs(tmp_path / "whole")
     assert unbroken.manifest["resumed_fast"] is False
     comparison = call("compare", str(unbroken.folder), str(broken.folder), "--level", "answers").out
-    assert "B was interrupted and resumed under fast numerics (1 of 3 requests kept)" in comparison
+    assert "B was interrupted and resumed under fast numerics (1 of 3 requests resumed)" in comparison
 
 
 def test_an_exact_run_that_was_resumed_needs_no_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,7 +47,8 @@ def test_the_interval_covers_the_true_chance_that_two_asks_differ(documents: int
 
 
 def test_a_vendor_of_a_known_rate(tmp_path: Path) -> None:
-    """Each answer is another one with a chance of 15 %: two asks differ in 2 * 0.15 * 0.85 of the documents."""
+    """Each answer is another one with a chance of 15 %: two identical requests differ in 2 * 0.15 * 0.85 of the
+    documents."""
     with serving(Fake(flips=0.15, seconds=0).app) as url:
         done = ask(url, write_sums(tmp_path, 80), "endpoint.repeats=3")
     assert done.code == 0, done.err
@@ -59,7 +60,7 @@ def test_a_vendor_of_a_known_rate(tmp_path: Path) -> None:
         low, high = one["interval"]
         assert low < 1 - 0.85**3 - 0.15**3 < high
     assert [key[1] for key in found["texts"]["requests_changed"]] == metric["documents_changed"]
-    assert "two asks differ in" in done.out
+    assert "two identical requests differ in" in done.out
 
 
 def test_no_key_is_left_anywhere(tmp_path: Path, sums: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +164,7 @@ def test_what_is_not_proved_and_what_was_cut_is_said_everywhere(tmp_path: Path, 
     found = cut_of(load_run(folder), ("sums", "exact_match", "none"))
     assert found is not None and found.words == cut
     page = (folder / "report.html").read_text()
-    for words in ("Answers of an endpoint", "No one can compute an answer again", "2 identical asks", cut):
+    for words in ("Answers of an endpoint", "No one can compute an answer again", "2 identical requests", cut):
         assert words in page
     compared = call("compare", str(folder), str(folder), "--level", "answers")
     assert "A is a folder of an endpoint's answers: it holds texts" in compared.out

@@ -86,7 +86,7 @@ def test_identical_asks_show_the_endpoints_noise(tmp_path: Path, sums: list[str]
     assert metric["between_two_asks"] == pytest.approx(1 / 3)  # two of the three pairs differ, in half of the documents
     assert sorted(metric["values"]) == [0.5, 1.0, 1.0]
     assert metric["interval"][0] < 0.5 < metric["interval"][1]
-    assert f"3 identical asks: {COUNT // 2} of {COUNT} texts changed" in done.out
+    assert f"3 identical requests: {COUNT // 2} of {COUNT} texts changed" in done.out
 
 
 def test_our_own_server_has_no_noise_and_the_offline_runs_answers(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_our_own_server_has_no_noise_and_the_offline_runs_answers(tmp_path: Path
     with running() as server:
         done = ask(server.url, usual, f"output_dir={tmp_path}/api", "endpoint.repeats=2")
     assert done.code == 0, done.err
-    assert "2 identical asks: 0 of 4 texts changed" in done.out
+    assert "2 identical requests: 0 of 4 texts changed" in done.out
     assert call(*usual, f"output_dir={tmp_path}/ours", "engine.device=cpu").code == 0
     theirs, ours = (load_run(only(tmp_path / name)) for name in ("api", "ours"))
     assert [item.text for item in theirs.items.values()] == [item.text for item in ours.items.values()]

@@ -59,7 +59,7 @@ def test_a_judge_behind_an_api_says_what_it_cannot_prove(tmp_path: Path, task: l
     with serving(fake.app) as url:
         done = call(*task, f"judge.api={url}/v1", *RIGHT, f"output_dir={tmp_path}/out")
     assert done.code == 0, done.err
-    assert f"behind {url}/v1: nobody can check its verdicts" in done.out
+    assert f"behind {url}/v1: no one can check its verdicts" in done.out
     run = only(tmp_path / "out")
     rows = [row for row in run.samples("sums") if row["filter"] == "judge"]
     right = [float(row["resps"][0][0].strip() == row["doc"]["answer"]) for row in rows]

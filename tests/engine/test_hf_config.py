@@ -91,7 +91,7 @@ def test_fields_that_nothing_reads_are_warned_of(folder: Path, caplog: pytest.Lo
     edit(folder, layer_skip=3, my_scale=2.0, auto_map={"AutoModelForCausalLM": "modeling_own.Llama"}, **{"a\x1b[1m": 1})
     assert torch.equal(engine_logits(folder), plain)
     own_code, fields = caplog.messages
-    assert own_code.endswith("auto_map names code of its own, which is not run: it is a LlamaForCausalLM")
+    assert own_code.endswith("auto_map names its own code, which is not run: it is a LlamaForCausalLM")
     assert fields.endswith("nothing reads these fields of config.json: layer_skip, my_scale, 'a\\x1b[1m'")
 
 

@@ -235,13 +235,13 @@ def test_a_module_that_mixes_rows_or_forgets_positions_is_refused(
     checkpoint, ops = without_tokenizer(folder, "transformers"), create_ops(level, torch.float32, CPU)
     with monkeypatch.context() as patch:
         patch.setattr(OlmoMLP, "forward", lambda self, x: real(self, x) + 5 * x.amax(dim=1, keepdim=True))
-        with pytest.raises(ConfigError, match="a sequence beside others, or in parts, is not computed as it is alone"):
+        with pytest.raises(ConfigError, match="a sequence in a batch, or in parts, is not computed as it is alone"):
             load_model(checkpoint, ops, 64)
     counted = lambda self, x, position_ids: turn(self, x, torch.arange(x.shape[1])[None])  # noqa: E731
     with monkeypatch.context() as patch:
         patch.setattr(OlmoRotaryEmbedding, "forward", counted)
         if level == "exact":
-            with pytest.raises(ConfigError, match="a sequence beside others, or in parts"):
+            with pytest.raises(ConfigError, match="a sequence in a batch, or in parts"):
                 load_model(checkpoint, ops, 64)
     load_model(checkpoint, ops, 64)
 

@@ -193,7 +193,7 @@ def test_bad_usage_is_a_sentence(tasks: list[str], tmp_path: Path) -> None:
     cached = [*base, "--output_path", str(tmp_path / "c"), "--model_args", arguments(output_dir=tmp_path / "c")]
     done = [command_line(*words) for words in (other, unknown, [*cached, "--use_cache", str(tmp_path / "cache")])]
     assert [outcome.code for outcome in done] == [2, 2, 2]
-    assert "records lie beside them; leave output_dir out, or name the same folder" in done[0].err
+    assert "records are written next to them; leave output_dir out, or name the same folder" in done[0].err
     assert "  - max_num_seq: no such model argument; did you mean max_num_seqs?" in done[1].err
     assert "  - dtyp: no such model argument; did you mean dtype?" in done[1].err
     assert "output_dir: with --use_cache not every answer is computed" in done[2].err

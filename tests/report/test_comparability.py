@@ -65,7 +65,9 @@ def test_many_differing_settings_of_a_model_are_a_different_model() -> None:
     sizes = {f"size_{n}": 64 for n in range(15)}
     a, b = (run(BASE, model_spec=spec) for spec in (sizes, dict.fromkeys(sizes, 128)))
     (finding,) = findings(a, b)
-    assert finding.text.startswith("The models differ besides their weights (15 settings: model_spec.size_0 is 64 in A")
+    assert finding.text.startswith(
+        "The models differ in more than their weights (15 settings: model_spec.size_0 is 64 in A"
+    )
     assert finding.refused and finding.text.endswith("; model_spec.size_10 is 64 in A and 128 in B and 12 more)")
     names = {name for f in findings(a, run(BASE, weights="e" * 64, model_spec={})) for name in f.names}
     assert names == {"different model"}

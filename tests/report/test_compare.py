@@ -251,7 +251,7 @@ def _recorded(base: Run, **changes: Any) -> Run:
 def test_a_fast_run_that_was_resumed_is_named_as_the_cause() -> None:
     whole = run(BASE, numerics="fast")
     c = compare(whole, resumed(2))
-    sentence = "B was interrupted and resumed under fast numerics (2 of 3 requests kept), so its batches"
+    sentence = "B was interrupted and resumed under fast numerics (2 of 3 requests resumed), so its batches"
     assert any(line.startswith(sentence) for line in c.settings) and c.causes == {"resumed": 1}
     assert any(sentence in line for line in report(c) if isinstance(line, str))
     assert not compare(whole, resumed(0)).settings and compare(whole, resumed(0)).causes == {"batches": 1}

@@ -65,7 +65,7 @@ def test_columns_that_say_nothing_are_left_out() -> None:
 def test_an_identical_comparison_has_no_flips_and_no_map() -> None:
     page = comparison_page(compare(run(BASE), run(BASE)))
     assert content(page)["data"] == {}
-    assert "asked the same of the same model" in words(page) and "configuration" not in words(page)
+    assert "have the same requests and the same model" in words(page) and "configuration" not in words(page)
 
 
 def test_findings_and_causes_are_said() -> None:

@@ -197,7 +197,7 @@ def test_why_weights_cannot_be_read_is_said(tmp_path: Path) -> None:
         "B's weights are merged with an adapter in memory, so no file has them"
     )
     assert "B's weights are in PyTorch files, which are not compared by tensor" in why(format="pytorch")
-    assert why(format="dummy").endswith("B's weights are made up (dummy), and lie in no file")
+    assert why(format="dummy").endswith("B's weights are dummies, and in no file")
     assert "GB, which `explain` reads" in " ".join(differing_weights(a, b, at_most=10))
     assert differing_weights(a, replace(b, identity={})) == [] == differing_weights(a, a)
 

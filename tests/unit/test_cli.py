@@ -280,8 +280,8 @@ def failing(error: BaseException) -> Callable[[Config], Any]:
     [
         (EvalEngineError("weights.safetensors: damaged"), 1, "evalengine: weights.safetensors: damaged\n"),
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/somewhere/file"), 1, "evalengine: the disk is full"),
-        (KeyboardInterrupt("results/x"), 130, "Interrupted: finished requests are kept in results/x; the same"),
-        (Terminated("results/x"), 143, "Terminated: finished requests are kept in results/x; the same"),
+        (KeyboardInterrupt("results/x"), 130, "Interrupted: finished requests are in results/x; the same"),
+        (Terminated("results/x"), 143, "Terminated: finished requests are in results/x; the same"),
     ],
     ids=["ours", "full disk", "Ctrl-C in a run", "SIGTERM in a run"],
 )

@@ -147,7 +147,7 @@ def test_a_lent_llm_has_no_replicas(tmp_path: Path) -> None:
     with evalengine.LLM("asset:tinymath", device="cpu", num_kv_blocks=64) as llm:
         with pytest.raises(ConfigError) as caught:
             evalengine.evaluate(llm, "arithmetic", output_dir=tmp_path, cluster="ray")
-        assert caught.value.problems[0].startswith("cluster: this LLM is loaded with settings of its own")
+        assert caught.value.problems[0].startswith("cluster: this LLM is loaded with its own settings")
 
 
 LIBRARIES: dict[str, str | None] = {

@@ -1,4 +1,4 @@
-"""Seed-OSS: a Llama with biases on q, k and v, and a head of its own size."""
+"""Seed-OSS: a Llama with biases on q, k and v, and its own head size."""
 
 from __future__ import annotations
 
