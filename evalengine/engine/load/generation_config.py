@@ -23,7 +23,7 @@ from evalengine.engine.load.hf_folder import GENERATION_CONFIG, generation_confi
 from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors
 
-FIX = "mend the file, or set model.generation_config=none to ignore all of its settings but the end-of-sequence ids"
+FIX = "fix the file, or set model.generation_config=none to ignore all of its settings but the end-of-sequence ids"
 
 APPLIED = tuple(f.name for f in fields(LogitsProcessors))
 

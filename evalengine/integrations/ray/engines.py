@@ -131,8 +131,7 @@ class RayEngines:
         for why, _ in problems:  # settings that only some machines refuse
             self.roster.refuse(why)
 
-    # -- the harness's interface to an LLM
-    # ------------------------------------------------------------------------------
+    # -- the harness's interface to an LLM -----------------------------------------------------------------------------
 
     @property
     def first(self) -> ReplicaFacts:

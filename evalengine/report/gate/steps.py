@@ -31,9 +31,7 @@ class Steps:
 
     part: Run  # the baseline, with the documents of the run
     whole: bool  # whether these are all
-    evaluated: Mapping[
-        str, Sequence[Sequence[int]]
-    ]  # task -> its documents by cluster, in the order in which they came
+    evaluated: Mapping[str, Sequence[Sequence[int]]]  # task -> its documents by cluster, in order of evaluation
     largest: Mapping[str, int]  # task -> documents of its largest cluster, evaluated or not
     total: Mapping[str, int]  # task -> its documents, evaluated or not
 
