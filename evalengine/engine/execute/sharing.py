@@ -1,4 +1,4 @@
-"""The blocks that the decodes of each step share, and whether reading them once for all pays (`layers.shared_blocks`)."""
+"""The blocks that the decodes of each step share, and whether reading them once pays (`layers.shared_blocks`)."""
 
 from __future__ import annotations
 
