@@ -37,7 +37,10 @@ SCANS = Mamba2(6, 8, 2, 16, 4, True, False, (0.0, None))
 GREEDY = SamplingParams(max_tokens=5, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=["qwen3.5", "lfm2", "granite-hybrid", "falcon-h1"])
+@pytest.fixture(
+    scope="module",  # Falcon-H1 has Granite's Mamba-2, next to attention
+    params=["qwen3.5", "lfm2", pytest.param("granite-hybrid", marks=pytest.mark.slow), "falcon-h1"],
+)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     folder: Path = tmp_path_factory.mktemp("model")
     make(request.param, folder)
@@ -144,7 +147,7 @@ def choose(
             assert len(scheduler.free_slots) == scheduler.max_num_seqs
 
 
-@pytest.mark.parametrize("max_num_seqs", [1, 2, 3, 4, 5, 9, 30])
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 5, 30])
 def test_choices_begin_at_the_end_of_their_context(
     checkpoint: Checkpoint, chosen: dict[int, RequestOutput], max_num_seqs: int
 ) -> None:
@@ -192,7 +195,7 @@ def test_what_all_choices_have_in_common_is_computed_once(checkpoint: Checkpoint
     assert not differing(outputs, expected)
 
 
-@pytest.mark.parametrize("num_kv_blocks", [6, 7, 9])
+@pytest.mark.parametrize("num_kv_blocks", [6, 9])
 def test_choices_whose_context_was_evicted(
     checkpoint: Checkpoint, chosen: dict[int, RequestOutput], num_kv_blocks: int
 ) -> None:
@@ -201,7 +204,7 @@ def test_choices_whose_context_was_evicted(
     assert not differing(outputs, chosen) and stats.num_computed_tokens >= 6 * (35 + 4 * 2)
 
 
-@pytest.mark.parametrize("dropped", [{0, 1}, {0, 1, 2, 3}, {5, 6, 7}, {23}], ids=str)
+@pytest.mark.parametrize("dropped", [{0, 1}, {0, 1, 2, 3}, {5, 6, 7}], ids=str)
 def test_dropped_choices_free_their_slots(
     checkpoint: Checkpoint, chosen: dict[int, RequestOutput], dropped: set[int]
 ) -> None:
@@ -230,7 +233,7 @@ def test_a_run_that_ends_early_holds_no_states(checkpoint: Checkpoint) -> None:
         choose(checkpoint, between=between, max_num_seqs=9)
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("step", [1, 3, 5])
 def test_a_failed_step_loses_all_states(
     checkpoint: Checkpoint, chosen: dict[int, RequestOutput], monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
