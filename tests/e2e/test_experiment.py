@@ -87,7 +87,7 @@ def test_a_killed_sweep_is_taken_up(tmp_path: Path) -> None:
     written = (finished_folder / "digest.txt").stat().st_mtime_ns
     done = call(*SETTINGS, f"output_dir={tmp_path}")
     assert done.code == 0, done.err
-    assert done.err.count("kept, it is finished") == 1 and done.out.splitlines()[-1].startswith(VERDICT)
+    assert done.err.count("finished before") == 1 and done.out.splitlines()[-1].startswith(VERDICT)
     assert (finished_folder / "digest.txt").stat().st_mtime_ns == written
     assert len(run_folders(tmp_path)) == 4 and len([*tmp_path.glob("noise_floor-*")]) == 1
 

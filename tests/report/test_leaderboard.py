@@ -42,7 +42,7 @@ def made(tmp_path: Path) -> Made:
 def test_other_weights_are_compared_as_models_without_allow(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", made("good"), made("poor")]) == 1, "a script must not take them for the same"
     out = capsys.readouterr().out
-    assert re.search(r"good +87\.5 +\[64\.0, 96\.5\] +1 ", out) and re.search(r"poor +31\.2 ", out)
+    assert re.search(r"good +87\.5 +1 +a +\[64\.0, 96\.5\] ", out) and re.search(r"poor +31\.2 ", out)
     assert re.search(r"poor against good +-56\.2 +\[-94\.7, -17\.8\] +0 / 9 / 7 +0\.0039 +0\.0078 ", out)
     last = out.splitlines()[-1]
     assert last.startswith("verdict: 2 of 2 differences significant at 5 % (Holm); 0 of 16 answers changed; best on")

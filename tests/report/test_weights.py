@@ -141,7 +141,7 @@ def test_a_damaged_file_is_a_sentence(tmp_path: Path, content: bytes) -> None:
     ("content", "problem"),
     [
         (b"", "empty"),
-        (b"GGUF", "asks for 4 bytes more"),
+        (b"GGUF", "needs 4 bytes more"),
         (b"GGUF" + struct.pack("<IQQ", 3, 2**40, 0), "claims 1099511627776 tensors"),
         (
             b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 0, 2**40),

@@ -218,8 +218,8 @@ def test_commands_exit_by_what_they_find(capsys: pytest.CaptureFixture[str], mon
 
     for error, code, message in (
         (EvalEngineError("weights: damaged"), 1, "evalengine: weights: damaged\n"),
-        (KeyboardInterrupt(), 130, "Interrupted: give the same command again"),
-        (Terminated(), 143, "Terminated: give the same command again"),
+        (KeyboardInterrupt(), 130, "Interrupted: rerun the command to resume"),
+        (Terminated(), 143, "Terminated: rerun the command to resume"),
         (ZeroDivisionError("ours"), 1, "Traceback"),
     ):
         monkeypatch.setattr("evalengine.certify.cli._engine", command(error))

@@ -95,7 +95,7 @@ def ran(tmp_path: Path, number: signal.Signals, work: str, before: str = "defaul
 def test_an_import_that_a_library_tries_swallows_no_signal(tmp_path: Path, number: signal.Signals) -> None:
     done = ran(tmp_path, number, IMPORTS)
     assert (done.returncode, done.stdout) == (CODES[number], "")
-    assert done.stderr.count("\n") == 1 and "the same command again" in done.stderr
+    assert done.stderr.count("\n") == 1 and "rerun the command" in done.stderr
 
 
 def test_an_import_swallows_a_signal_that_only_raises(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_an_error_of_what_a_signal_came_amid_is_not_the_reason(tmp_path: Path, n
     """OmegaConf's clean-up fails so where a signal comes amid its start."""
     done = ran(tmp_path, number, REPLACES)
     assert (done.returncode, done.stdout) == (CODES[number], "")
-    assert done.stderr.count("\n") == 1 and "the same command again" in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1 and "rerun the command" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("number", CODES)
@@ -123,7 +123,7 @@ def test_a_signal_that_was_held_back_is_heard_once_it_is_watched(tmp_path: Path,
     way = f"(signal.pthread_sigmask(signal.SIG_BLOCK, [{number.value}]), press(), m.program())[2]"
     done = ran(tmp_path, number, SWALLOWS, way=way)
     assert (done.returncode, done.stdout) == (CODES[number], "")
-    assert done.stderr.count("\n") == 1 and "the same command again" in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1 and "rerun the command" in done.stderr, done.stderr
 
 
 def test_a_gate_holds_signals_back_from_its_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_a_signal_before_the_handlers_are_there_is_no_traceback(tmp_path: Path) 
     way = "(setattr(signal, 'set_wakeup_fd', lambda *_, **__: press()), m.program())[1]"
     done = ran(tmp_path, signal.SIGINT, SWALLOWS, way=way)
     assert (done.returncode, done.stdout) == (130, "")
-    assert done.stderr.count("\n") == 1 and "the same command again" in done.stderr, done.stderr
+    assert done.stderr.count("\n") == 1 and "rerun the command" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("number", CODES)
@@ -195,5 +195,5 @@ def test_a_second_signal_ends_a_process_that_waits_in_native_code(number: signal
         assert process.stderr.readline() == "evalengine: waiting for what runs now; Ctrl-C again ends at once\n"
         assert process.poll() is None
         process.send_signal(number)
-        assert process.stderr.read().count("the same command again") == 1
+        assert process.stderr.read().count("rerun the command") == 1
     assert process.returncode == CODES[number]

@@ -127,7 +127,7 @@ def test_a_failed_run_fails_the_sweep_and_only_it_runs_again(
     assert len(ran) == 4 and not reported and "1 of 4 runs failed" in capsys.readouterr().err
     assert experiment.run_experiment(NAME, jobs(tmp_path), runner(ran)) == 0
     assert len(ran) == 5 and not ran[4].batch_invariant and ran[4].engine.max_num_seqs == 1
-    assert ran[4].output_dir == ran[2].output_dir and capsys.readouterr().err.count("kept, it is finished") == 3
+    assert ran[4].output_dir == ran[2].output_dir and capsys.readouterr().err.count("finished before") == 3
 
 
 def test_an_interrupt_ends_the_sweep_and_the_next_takes_it_up(tmp_path: Path, reported: list[Path]) -> None:

@@ -14,7 +14,7 @@ from evalengine.errors import ConfigError
 
 Integer = Annotated[int, Strict()]
 Number = Annotated[float, Strict()]
-Share = Annotated[float, Field(gt=0, le=1), must("lie in (0, 1]")]
+Share = Annotated[float, Field(gt=0, le=1), must("be in (0, 1]")]
 Replicas = Annotated[Literal["auto"] | Annotated[Integer, Field(ge=1)], must("be auto or a positive number")]
 
 
