@@ -71,7 +71,7 @@ def _asked(
                 break
         total, passed = total + used, passed + (bound.bound <= margin)
     yield Figure(group, "passes without a loss", case, passed / draws, draws)
-    yield Figure(group, "share of the set that is needed without a loss", case, total / draws / count, draws)
+    yield Figure(group, "share of the set that is asked without a loss", case, total / draws / count, draws)
 
 
 def prompts(rng: np.random.Generator, draws: int) -> Iterator[Figure]:

@@ -34,7 +34,7 @@ def check(number: signal.Signals, delay: float, *words: str) -> None:
     done = finish(process)
     assert (done.code, done.out) == (CODES[number], ""), (delay, done)
     assert "Traceback" not in done.err and done.err.splitlines()[-1].startswith(WORDS[number]), done.err
-    assert "the same command" in done.err
+    assert "resume" in done.err
 
 
 @pytest.mark.parametrize(
