@@ -58,7 +58,7 @@ def test_the_parts_are_those_of_the_scores() -> None:
     alike = runs(scores[:, :2])
     assert "No difference between" in words(prompts_page(alike, list("ab"), sensitivities(alike)))
     titles = [section["title"] for section in content(page)["sections"]]
-    assert titles == ["t exact_match strict-match", "Variance components", "Runs"]
+    assert titles == ["Scores", "Variance components", "Runs"]
 
 
 def test_related_documents_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
