@@ -323,5 +323,5 @@ def heavy(rng: np.random.Generator, draws: int) -> Iterator[Figure]:
 
             said, covered = shares(rng, draws, draw)
             case = f"{pages} pages, {words}"
-            yield Figure(group, "it covers, or it has a caution", case, said, draws, 0.93)
+            yield Figure(group, "it covers, or a caution stands beside it", case, said, draws, 0.93)
             yield Figure(group, "it covers", case, covered, draws)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from itertools import pairwise
 
 import pytest
 
@@ -27,11 +28,12 @@ def rows(kind: str, seed: int) -> list[Request]:
 
 
 def growth(kind: str) -> float:
-    """Bytes for each request that a run leaves when its outputs are gone, on an engine that has run before."""
+    """Bytes for each request that a run leaves when its outputs are gone, on an engine that has run before; the lesser
+    of two runs': a leak is in both, and what comes once (19 KB were seen after other tests in the process) in one."""
     tracemalloc.start()
     try:
         engine = NullEngine(1000, 4096, 500, max_num_seqs=64, max_num_batched_tokens=2048)
-        batches, traced_bytes = [rows(kind, 1), rows(kind, 2)], []
+        batches, traced_bytes = [rows(kind, seed) for seed in (1, 2, 3)], []
         for batch in batches:
             for _ in engine.run(batch):
                 pass
@@ -39,7 +41,7 @@ def growth(kind: str) -> float:
             traced_bytes.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    return (traced_bytes[1] - traced_bytes[0]) / len(batches[1])
+    return min(after - before for before, after in pairwise(traced_bytes)) / len(batches[1])
 
 
 def test_finished_requests_are_forgotten_while_others_run() -> None:
