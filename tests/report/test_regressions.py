@@ -105,6 +105,6 @@ def test_documents_numbers_are_whole(width: int, runs: tuple[Path, Path], tmp_pa
 
 def test_choices_have_their_right_one_as_target(tmp_path: Path) -> None:
     a = load_run(write_choices(tmp_path / "a", [[-1.0, -2.0], [-1.0, -2.0]], [0, 1]))
-    asked = questions_of((a,), {("pick", 1)})
-    assert asked["pick", 1].target == "1: choice 1" and asked["pick", 1].question == "Question 1"
+    questions = questions_of((a,), {("pick", 1)})
+    assert questions["pick", 1].target == "1: choice 1" and questions["pick", 1].question == "Question 1"
     assert questions_of((a,), set()) == {}

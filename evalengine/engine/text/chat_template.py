@@ -1,7 +1,7 @@
 """The model's chat template: from messages to a prompt, within limits, and the same text on every day.
 
 A template is a program that came with the model. It may read the clock (Llama 3.2's writes today's date), loop for ever
-or allocate all memory, so it runs in a process of its own (`template_worker`), for `chat_template_date`.
+or allocate all memory, so it runs in a separate process (`template_worker`), for `chat_template_date`.
 """
 
 from __future__ import annotations

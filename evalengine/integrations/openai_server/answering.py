@@ -31,8 +31,8 @@ class ClientGone(Exception):
 
 
 class Mailbox:
-    """Carries the engine thread's events into an event loop, which is woken once for all that a step has told: to
-    wake it takes a system call, for which the engine's thread would wait at each of them."""
+    """Carries the engine thread's events into an event loop, which is woken once for all events of a step: waking it is
+    a system call, for which the engine's thread would wait each time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._lock = loop, threading.Lock()
