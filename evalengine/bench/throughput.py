@@ -293,10 +293,15 @@ def profile_decodes(llm: LLM, requests: Sequence[Request]) -> dict[str, Any]:
 
 
 def kernel_times(events: Iterable[Any], steps: int) -> dict[str, float]:
-    """Microseconds of each of so many steps by kernel, the `LONGEST` that take most of it, longest first."""
+    """Microseconds of each of so many steps by kernel, the `LONGEST` that take most of it, longest first.
+
+    A kernel counts from the end of those that ended before it: it may be on the GPU earlier, waiting for them.
+    """
     total: Counter[str] = Counter()
-    for event in events:
-        total[event.name] += event.time_range.end - event.time_range.start
+    reached = float("-inf")
+    for event in sorted(events, key=lambda event: event.time_range.end):
+        total[event.name] += event.time_range.end - max(event.time_range.start, reached)
+        reached = event.time_range.end
     return {name: round(us / steps, 1) for name, us in total.most_common(LONGEST)}
 
 
