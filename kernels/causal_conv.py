@@ -110,7 +110,7 @@ def _conv_decode_kernel(
 
 @triton.jit
 def _conv_kernel(
-    x_ptr, weight_ptr, bias_ptr, ring_ptr, out_ptr, cu_seqlens, seqlens, state_slots,
+    x_ptr, weight_ptr, bias_ptr, ring_ptr, out_ptr, cu_seqlens, seqlens, state_slots, start_slots,
     sequences, stride_x: tl.constexpr, channel_stride: tl.constexpr, tap_stride: tl.constexpr, channels: tl.constexpr,
     K: tl.constexpr, SILU: tl.constexpr, P: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -118,7 +118,7 @@ def _conv_kernel(
     """Program (tile of tokens, channels). Each input is read once, and K - 1 of a tile once more by the next one."""
     device_math.after_previous_kernel()
     s, tile = _tile(tl.program_id(0), cu_seqlens, sequences, TOKENS)
-    slot = tl.load(state_slots + s).to(tl.int64)
+    slot, start_slot = tl.load(state_slots + s).to(tl.int64), tl.load(start_slots + s).to(tl.int64)
     first = tl.load(cu_seqlens + s).to(tl.int64)
     n = (tl.load(cu_seqlens + s + 1) - first).to(tl.int32)
     length = tl.load(seqlens + s)
@@ -141,7 +141,8 @@ def _conv_kernel(
         one = tl.load(x_ptr + (i - (K - 1)) * stride_x, mask=real & (tile > 0), other=0.0)
         if tile == 0:
             at = position - (K - 1) + i
-            one = tl.load(own + (at & (P - 1)) * channels, mask=real & (at >= 0), other=0.0)
+            start_at = ring_ptr + (start_slot * P + (at & (P - 1))) * channels + channel
+            one = tl.load(start_at, mask=real & (at >= 0), other=0.0)
         before += (one,)  # type: ignore[assignment]
     rows = _load_rows(x_ptr, stride_x, real, end, ROWS)
     weights, bias = _load_weights(weight_ptr, bias_ptr, channel, real, channel_stride, tap_stride, K)
@@ -178,6 +179,7 @@ def causal_conv(
     seqlens_k: Tensor,
     state_slots: Tensor,
     max_query_len: int,
+    start_slots: Tensor | None = None,
     *,
     silu: bool,
 ) -> Tensor:
@@ -186,7 +188,8 @@ def causal_conv(
     Weights of any strides; those of a tap are loaded fastest if they are contiguous. cu_seqlens_q: int32 [S + 1];
     seqlens_k: int32 [S], tokens of each sequence so far, the step's included; state_slots: int32 [S], each sequence's
     slot (-1: padding, whose outputs are 0). Every row belongs to a sequence. max_query_len: the most tokens of a
-    sequence.
+    sequence. start_slots: int32 [S], where the inputs before the step are (None: in each sequence's slot); not used
+    where all sequences have one token.
     """
     (channels, taps), rows = weight.shape, ring.shape[1]
     assert x.stride(1) == 1 and ring.is_contiguous() and ring.dtype == x.dtype
@@ -199,5 +202,6 @@ def causal_conv(
         launch(_conv_decode_kernel, (sequences, programs, 1), operands, (*fixed, CHANNELS), WARPS, 1)
     else:
         grid = len(x) // TOKENS + sequences, programs, 1
-        launch(_conv_kernel, grid, (*operands, sequences), (*fixed, TOKENS, ROWS, CHANNELS), WARPS, 1)
+        starts = state_slots if start_slots is None else start_slots
+        launch(_conv_kernel, grid, (*operands, starts, sequences), (*fixed, TOKENS, ROWS, CHANNELS), WARPS, 1)
     return out

@@ -88,11 +88,12 @@ def dot(x, acc, y):
 
 
 @triton.jit
-def chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots):
+def chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, start_slots):
     """Chunk p of this step -> the token of the step that its row 0 would be; its new rows [begin, end), none if end <=
-    begin, as in padding; and of its sequence: the slot, the end of its tokens in the step, and its length so far."""
+    begin, as in padding; and of its sequence: the slot of what is before the step, the end of its tokens in the step,
+    and its length so far."""
     s, c = tl.load(chunk_sequence + p), tl.load(chunk_number + p)
-    slot = tl.load(state_slots + s).to(tl.int64)
+    slot = tl.load(start_slots + s).to(tl.int64)
     first, last, length = tl.load(cu_seqlens + s), tl.load(cu_seqlens + s + 1), tl.load(seqlens + s)
     before = (length - (last - first)) % CHUNK
     begin = tl.where(c == 0, before, 0)
@@ -129,13 +130,13 @@ def sequences_to_close(cu_seqlens, seqlens, state_slots, sequences, S: tl.conste
 
 @triton.jit
 def gate_sums_kernel(
-    gates_ptr, sums_ptr, sums_pool, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots,
+    gates_ptr, sums_ptr, sums_pool, chunk_sequence, chunk_number, cu_seqlens, seqlens, start_slots,
     HV: tl.constexpr, HVP: tl.constexpr,
 ):  # fmt: skip
     """Program (chunk): the sums of its gates [HV, 64], each one ascending chain."""
     device_math.after_previous_kernel()
     p = tl.program_id(0)
-    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, start_slots)
     token, begin, end, slot, _, _ = chunk
     if end <= begin:
         return

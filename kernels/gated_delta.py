@@ -85,12 +85,12 @@ def _token_kernel(
 
 @triton.jit
 def _chunk_keys(
-    mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, row, token, begin, end, stride_mixed,
+    mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, row, token, begin, stride_mixed,
     HK: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
-    """The keys of a chunk's rows [n, KP], and the factors of their norms [n], old ones and new."""
+    """The keys of a closed chunk's rows [n, KP], and the factors of their norms [n], old ones and new."""
     key = tl.arange(0, KP)
-    new, old, real = (row >= begin) & (row < end), row < begin, (key < K)[None, :]
+    new, old, real = row >= begin, row < begin, (key < K)[None, :]
     tokens = (token + row).to(tl.int64)
     stored = (slot * HK + key_head) * CHUNK + row
     norms = load_rows(key_norms_pool + stored, norms_ptr + tokens * 2 * HK + HK + key_head, old, new)
@@ -102,24 +102,24 @@ def _chunk_keys(
 @triton.jit
 def _products_kernel(
     mixed_ptr, norms_ptr, beta_ptr, sums_ptr, products_ptr, keys_pool, key_norms_pool, chunk_sequence,
-    chunk_number, cu_seqlens, seqlens, state_slots, stride_mixed,
+    chunk_number, cu_seqlens, seqlens, start_slots, stride_mixed,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
     """Program (chunk, key head, half of j): -A and B of its value heads, both transposed: [j, i]."""
     device_math.after_previous_kernel()
     p, key_head = tl.program_id(0), tl.program_id(1)
-    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, start_slots)
     token, begin, end, slot, _, _ = chunk
     if end <= begin:
         return
     row, key, j = tl.arange(0, CHUNK), tl.arange(0, KP), tl.program_id(2) * 32 + tl.arange(0, 32)
-    new = (row >= begin) & (row < end)
+    new = row >= begin
     tokens = (token + row).to(tl.int64)
     k, k_norm = _chunk_keys(
-        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, row, token, begin, end, stride_mixed, HK, K, KP
+        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, row, token, begin, stride_mixed, HK, K, KP
     )
     k_j, k_norm_j = _chunk_keys(
-        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, j, token, begin, end, stride_mixed, HK, K, KP
+        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, key_head, j, token, begin, stride_mixed, HK, K, KP
     )
     q_norm = tl.load(norms_ptr + tokens * 2 * HK + key_head, mask=new, other=0.0)
     at = mixed_ptr + tokens[:, None] * stride_mixed + key_head * K + key[None, :]
@@ -128,8 +128,7 @@ def _products_kernel(
     kk, qk = dot(k_terms, zero, terms(tl.trans(k))), dot(k_terms, zero, terms(tl.trans(q)))
     kk *= k_norm[None, :] * k_norm_j[:, None]
     qk *= q_norm[None, :] * k_norm_j[:, None]
-    # Rows from `end` on may hold anything, and exp could overflow above the diagonal.
-    seen = (j[:, None] <= row[None, :]) & (row < end)[None, :]
+    seen = j[:, None] <= row[None, :]  # exp could overflow above the diagonal
     for value_head in range(HV // HK):
         head = key_head * (HV // HK) + value_head
         sums = sums_ptr + (p * HV + head) * CHUNK
@@ -143,13 +142,13 @@ def _products_kernel(
 
 @triton.jit
 def _solve_kernel(
-    products_ptr, inverse_ptr, inverse_pool, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots,
+    products_ptr, inverse_ptr, inverse_pool, chunk_sequence, chunk_number, cu_seqlens, seqlens, start_slots,
     HV: tl.constexpr,
 ):  # fmt: skip
     """Program (chunk, value head), one warp: the rows of T, each one ascending chain; by blocks of 16."""
     device_math.after_previous_kernel()
     p, head = tl.program_id(0), tl.program_id(1)
-    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, start_slots)
     _, begin, end, slot, _, _ = chunk
     if end <= begin:
         return
@@ -179,13 +178,13 @@ def _solve_kernel(
 
 @triton.jit
 def _m_kernel(
-    products_ptr, inverse_ptr, m_ptr, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots, HV: tl.constexpr
+    products_ptr, inverse_ptr, m_ptr, chunk_sequence, chunk_number, cu_seqlens, seqlens, start_slots, HV: tl.constexpr
 ):
     """Program (chunk, value head): M transposed, [j, i], in three terms; by quarters of 32 x 32, without the products
     with quarters of T and B that are zeros."""
     device_math.after_previous_kernel()
     p, head = tl.program_id(0), tl.program_id(1)
-    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, start_slots)
     _, begin, end, _, _, _ = chunk
     if end <= begin:
         return
@@ -208,13 +207,13 @@ def _m_kernel(
 @triton.jit
 def _keys_kernel(
     mixed_ptr, norms_ptr, sums_ptr, inverse_ptr, keys_ptr, keys_pool, key_norms_pool, chunk_sequence, chunk_number,
-    cu_seqlens, seqlens, state_slots, stride_mixed,
+    cu_seqlens, seqlens, start_slots, stride_mixed,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr,
 ):  # fmt: skip
     """Program (chunk, value head): K' in three terms."""
     device_math.after_previous_kernel()
     p, head = tl.program_id(0), tl.program_id(1)
-    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, start_slots)
     token, begin, end, slot, _, _ = chunk
     if end <= begin:
         return
@@ -222,7 +221,7 @@ def _keys_kernel(
     own = (p * HV + head).to(tl.int64)
     transposed = tl.load(inverse_ptr + own * (CHUNK * CHUNK) + row[None, :] * CHUNK + row[:, None])
     k, k_norm = _chunk_keys(
-        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, head // (HV // HK), row, token, begin, end, stride_mixed,
+        mixed_ptr, norms_ptr, keys_pool, key_norms_pool, slot, head // (HV // HK), row, token, begin, stride_mixed,
         HK, K, KP,
     )  # fmt: skip
     factor = end_factors(tl.load(sums_ptr + own * CHUNK + row), k_norm)[1]
@@ -234,7 +233,7 @@ def _keys_kernel(
 @triton.jit
 def _prefill_kernel(
     mixed_ptr, norms_ptr, beta_ptr, sums_ptr, m_ptr, keys_ptr, out_ptr, state_pool, x_pool, first_chunk, sequences,
-    cu_seqlens, seqlens, state_slots, stride_mixed,
+    cu_seqlens, seqlens, state_slots, start_slots, stride_mixed,
     HK: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, V: tl.constexpr, ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -254,11 +253,11 @@ def _prefill_kernel(
     last = tl.load(cu_seqlens + s + 1)
     start = length - (last - first)
     before = start % CHUNK
-    own = slot * HV + head
-    state = load_state(state_pool + own * V * K, value, start >= CHUNK, V, K, PART, PARTS)
+    own, start_own = slot * HV + head, tl.load(start_slots + s).to(tl.int64) * HV + head
+    state = load_state(state_pool + start_own * V * K, value, start >= CHUNK, V, K, PART, PARTS)
     chunks = (length - 1) // CHUNK - start // CHUNK
     program = tl.load(first_chunk + s)
-    x_at = x_pool + (own * V + value)[:, None] * CHUNK + row[None, :]
+    x_at = x_pool + (start_own * V + value)[:, None] * CHUNK + row[None, :]
     for c in tl.range(0, chunks, num_stages=STAGES):
         # Prefetch the next chunk's operands: the programs wait for memory more than they compute.
         if (tl.program_id(0) == 0) & (c < chunks - 1):
@@ -331,12 +330,17 @@ def gated_delta(
     chunks: ChunkTable | None,
     variant: GatedDelta,
     closes: int = 1,
+    start_slots: Tensor | None = None,
 ) -> Tensor:
     """The outputs [T, Hv, V] of a step's tokens; the pools of states are brought up to date.
 
     The sequences are described as for `causal_conv`; the first `num_decodes` have one token each.
     chunks: the closed ones of the others, if there are others. closes: the number of layers whose chunks are closed
     first, from this one on, whose pools follow each other in memory; 0: an earlier layer has closed them.
+    start_slots: int32 [S], where the state and the open chunk's rows before the step are (None: in each sequence's
+    slot). Another slot than its own is only read, so several sequences may begin with it; it has an open chunk that is
+    not full, the sequence has more than one token in the step, and its own slot does not hold all of the open chunk
+    afterwards: the step is its last one.
     """
     mixed, a, b, a_log, dt_bias = inputs
     tokens, device = len(mixed), mixed.device
@@ -360,9 +364,10 @@ def gated_delta(
         decode.decode(mixed, norms, gates, beta, out, state, *step, num_decodes, variant)
     if chunks is None:
         return out
-    step = cu_seqlens_q[num_decodes:], seqlens_k[num_decodes:], state_slots[num_decodes:]
+    starts = (state_slots if start_slots is None else start_slots)[num_decodes:]
+    step = cu_seqlens_q[num_decodes:], seqlens_k[num_decodes:], state_slots[num_decodes:], starts
     if n := len(chunks.sequence):
-        table = chunks.sequence, chunks.number, *step
+        table = chunks.sequence, chunks.number, *step[:2], starts
         sums = torch.empty((n, heads, 64), device=device)
         products = torch.empty((n, heads, 2, 64, 64), device=device)
         inverse = torch.empty((n, heads, 64, 64), device=device)

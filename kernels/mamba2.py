@@ -72,7 +72,7 @@ def _token_kernel(
 
 @triton.jit
 def _products_kernel(
-    mixed_ptr, products_ptr, b_pool, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots, stride_mixed,
+    mixed_ptr, products_ptr, b_pool, chunk_sequence, chunk_number, cu_seqlens, seqlens, start_slots, stride_mixed,
     H: tl.constexpr, P: tl.constexpr, G: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
 ):  # fmt: skip
     """Program (chunk, group): C B, transposed: [j, i]."""
@@ -80,7 +80,7 @@ def _products_kernel(
     PART: tl.constexpr = NP // PARTS
     device_math.after_previous_kernel()
     p, group = tl.program_id(0), tl.program_id(1)
-    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, start_slots)
     token, begin, end, slot, _, _ = chunk
     if end <= begin:
         return
@@ -105,7 +105,7 @@ def _products_kernel(
 @triton.jit
 def _added_kernel(
     mixed_ptr, steps_ptr, sums_ptr, states_ptr, x_pool, b_pool, steps_pool, chunk_sequence, chunk_number, cu_seqlens,
-    seqlens, state_slots, stride_mixed,
+    seqlens, start_slots, stride_mixed,
     H: tl.constexpr, P: tl.constexpr, G: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Program (rows of the state, head, chunk): what the chunk adds to the state, if the step has another one."""
@@ -114,7 +114,7 @@ def _added_kernel(
     device_math.after_previous_kernel()
     head, p = tl.program_id(1), tl.program_id(2)
     group = head // (H // G)
-    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, start_slots)
     token, begin, end, slot, last, _ = chunk
     if (end < CHUNK) | (token + CHUNK >= last):
         return
@@ -144,8 +144,8 @@ def _added_kernel(
 
 @triton.jit
 def _states_kernel(
-    sums_ptr, states_ptr, state_pool, first_chunk, cu_seqlens, seqlens, state_slots, H: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    sums_ptr, states_ptr, state_pool, first_chunk, cu_seqlens, seqlens, state_slots, start_slots,
+    H: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Program (block of the state [P, N], head, sequence): each chunk's start state replaces what the chunk
     adds; the last one's stays in the pool."""
@@ -159,8 +159,8 @@ def _states_kernel(
         return
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = i < SIZE
-    pool_at = state_pool + (slot * H + head) * SIZE + i
-    state = tl.load(pool_at, mask=real & (start >= CHUNK), other=0.0)
+    start_at = state_pool + (tl.load(start_slots + s).to(tl.int64) * H + head) * SIZE + i
+    state = tl.load(start_at, mask=real & (start >= CHUNK), other=0.0)
     first = tl.load(first_chunk + s)
     for c in tl.range(0, chunks - 1, num_stages=STAGES):
         own = ((first + c) * H + head).to(tl.int64)
@@ -168,7 +168,7 @@ def _states_kernel(
         decay = device_math.exp(tl.load(sums_ptr + own * CHUNK + CHUNK - 1))
         tl.store(states_ptr + own * SIZE + i, state, mask=real)
         state = state * decay + added
-    tl.store(pool_at, state, mask=real)
+    tl.store(state_pool + (slot * H + head) * SIZE + i, state, mask=real)
 
 
 @triton.jit
@@ -193,7 +193,7 @@ def _read_state(
 @triton.jit
 def _output_kernel(
     mixed_ptr, d_ptr, steps_ptr, sums_ptr, products_ptr, states_ptr, out_ptr, state_pool, x_pool, steps_pool,
-    chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots, stride_mixed,
+    chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots, start_slots, stride_mixed,
     H: tl.constexpr, P: tl.constexpr, G: tl.constexpr, N: tl.constexpr, NP: tl.constexpr, ROWS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -201,16 +201,19 @@ def _output_kernel(
     device_math.after_previous_kernel()
     head, p = tl.program_id(1), tl.program_id(2)
     group = head // (H // G)
-    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, state_slots)
-    token, begin, end, slot, last, length = chunk
+    chunk = chunk_of_program(p, chunk_sequence, chunk_number, cu_seqlens, seqlens, start_slots)
+    token, begin, end, start_slot, last, length = chunk
     if end <= begin:
         return
     value, row = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, CHUNK)
     old, new = row < begin, (row >= begin) & (row < end)
     real_value = (value < P)[:, None]
-    own, stored, tokens = (p * H + head).to(tl.int64), (slot * H + head) * CHUNK + row, (token + row).to(tl.int64)
+    own, stored, tokens = (p * H + head).to(tl.int64), (start_slot * H + head) * CHUNK + row, (token + row).to(tl.int64)
     position = length - last + token  # of the chunk's row 0 in its sequence
     is_last = token + CHUNK >= last
+    # The state before the last chunk is where the step has put it, if it has closed another one.
+    closed = tl.load(chunk_number + p) > 0
+    slot = tl.where(closed, tl.load(state_slots + tl.load(chunk_sequence + p)).to(tl.int64), start_slot)
     state_at = state_pool + (slot * H + head) * (P * N) if is_last else states_ptr + own * (P * N)
     c_at = mixed_ptr + tokens * stride_mixed + H * P + (G + group) * N
     acc = _read_state(state_at, c_at, value, position > 0, new, P, N, NP, ROWS, CHUNK, STAGES)
@@ -405,11 +408,12 @@ def mamba2(
     chunks: ChunkTable | None,
     variant: Mamba2,
     closes: int = 1,
+    start_slots: Tensor | None = None,
 ) -> Tensor:
     """The outputs [T, H, P] of a step's tokens; the pools of states are brought up to date.
 
     The sequences are described as for `causal_conv`; the first `num_decodes` have one token each.
-    chunks: those of the others, if there are any. closes: see `gated_delta`.
+    chunks: those of the others, if there are any. closes, start_slots: see `gated_delta`.
     """
     mixed, dt, a_log, dt_bias, d = inputs
     heads, values, columns = variant.state_shape
@@ -445,7 +449,8 @@ def mamba2(
         )  # fmt: skip
     if chunks is not None:
         step = cu_seqlens_q[num_decodes:], seqlens_k[num_decodes:], state_slots[num_decodes:]
-        rows, n = (*chunks[:2], *step), len(chunks.sequence)
+        starts = (state_slots if start_slots is None else start_slots)[num_decodes:]
+        rows, n = (*chunks[:2], *step[:2], starts), len(chunks.sequence)
         steps, gates = torch.empty((2, tokens, heads), device=device)
         sums = torch.empty((n, heads, 64), device=device)
         products = torch.empty((n, groups, 64, 64), device=device)
@@ -467,12 +472,13 @@ def mamba2(
         size = values * columns
         launch(
             _states_kernel, (-(-size // STATES_BLOCK), heads, sequences - num_decodes),
-            (sums, states, state.state, chunks.first, *step), (heads, size, STATES_BLOCK, STATES_STAGES), 4,
+            (sums, states, state.state, chunks.first, *step, starts), (heads, size, STATES_BLOCK, STATES_STAGES), 4,
             STATES_STAGES,
         )  # fmt: skip
         launch(
             _output_kernel, (tiles, heads, n),
-            (mixed, d, steps, sums, products, states, out, state.state, state.x, state.steps, *rows, stride),
+            (mixed, d, steps, sums, products, states, out, state.state, state.x, state.steps, *chunks[:2], *step,
+             starts, stride),
             (*sizes, ROWS, STAGES), WARPS, STAGES, maxnreg=OUTPUT_REGISTERS,
         )  # fmt: skip
         launch(

@@ -263,6 +263,14 @@ def most_guesses(kind: Recurrence, position: int) -> int:
     return most if isinstance(kind, ShortConv) else min(most, 63 - position % 64)
 
 
+def may_start_elsewhere(start: int, end: int) -> bool:
+    """Whether a step that computes the tokens [start, end) of a sequence, its last step, may read the state before it
+    in another slot than its own, where other sequences read it in the same step: kernels of decodes look in one slot
+    only, and a chunk that is full is closed in its slot.
+    """
+    return end - start > 1 and start % 64 > 0
+
+
 def _wide(shapes: Sequence[tuple[int, ...]]) -> list[PoolShape]:
     return [(shape, torch.float32) for shape in shapes]
 

@@ -145,19 +145,20 @@ class CudaOps(Ops):
     def causal_conv(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, ring: Tensor, metadata: AttentionMetadata, *, silu: bool
     ) -> Tensor:
-        return causal_conv.causal_conv(x, weight, bias, ring, *_sequences(metadata), metadata.longest_query, silu=silu)
+        step = *_sequences(metadata), metadata.longest_query, metadata.start_slots
+        return causal_conv.causal_conv(x, weight, bias, ring, *step, silu=silu)
 
     def gated_delta(
         self, x: DeltaInputs, state: Pools, closes: int, metadata: AttentionMetadata, variant: GatedDelta
     ) -> Tensor:
         step = *_sequences(metadata), metadata.num_decodes, metadata.closed_chunks
-        return gated_delta.gated_delta(x, DeltaState(*state), *step, variant, closes)
+        return gated_delta.gated_delta(x, DeltaState(*state), *step, variant, closes, metadata.start_slots)
 
     def mamba2(
         self, x: Mamba2Inputs, state: Pools, closes: int, metadata: AttentionMetadata, variant: Mamba2
     ) -> Tensor:
         step = *_sequences(metadata), metadata.num_decodes, metadata.chunks
-        return mamba2.mamba2(x, ScanState(*state), *step, variant, closes)
+        return mamba2.mamba2(x, ScanState(*state), *step, variant, closes, metadata.start_slots)
 
     def gated_norm(
         self, x: Tensor, gate: Tensor, weight: Tensor, eps: float, group: int, *, gate_first: bool, rounded_once: bool

@@ -86,6 +86,7 @@ class AttentionMetadata:
     # Of a model with recurrent layers: each sequence's place in the pool of states (-1: padding), on device and host.
     state_slots: Tensor | None = None  # int32 [S]
     slots: Sequence[int] = ()
+    start_slots: Tensor | None = None  # int32 [S]: where the states before the step are; None: in the same slots
 
     @classmethod
     def build(

@@ -80,6 +80,14 @@ def test_followers_begin_at_the_end_of_their_prefix(
     assert cached >= 3 * len(COMMON), "hardly any state was found again"
 
 
+def test_a_follower_without_its_prefixs_state_is_detected(
+    checkpoint: Checkpoint, expected: dict[int, RequestOutput], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: no state is copied."""
+    monkeypatch.setattr(RankRunner, "copy_states", lambda *_: None)
+    assert differing(run(checkpoint, block_size=16)[0], expected)
+
+
 def test_a_prefix_in_common_ends_anywhere_in_a_page(checkpoint: Checkpoint) -> None:
     """It is computed once."""
     batch: list[Request] = [GenerateRequest(i, COMMON + prompt(i, 9 + i), GREEDY) for i in range(5)]
@@ -147,7 +155,7 @@ def choose(
             assert len(scheduler.free_slots) == scheduler.max_num_seqs
 
 
-@pytest.mark.parametrize("max_num_seqs", [1, 2, 5, 30])
+@pytest.mark.parametrize("max_num_seqs", [1, 2, 5, 30, *(pytest.param(n, marks=pytest.mark.gpu) for n in (3, 9))])
 def test_choices_begin_at_the_end_of_their_context(
     checkpoint: Checkpoint, chosen: dict[int, RequestOutput], max_num_seqs: int
 ) -> None:
@@ -179,8 +187,13 @@ def test_contexts_whose_last_pages_begin_alike(checkpoint: Checkpoint) -> None:
 def test_a_choice_without_its_contexts_state_is_detected(
     checkpoint: Checkpoint, chosen: dict[int, RequestOutput], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: no state is copied."""
-    monkeypatch.setattr(RankRunner, "copy_states", lambda *_: None)
+    """The control: each looks for it in its own slot."""
+    of = Batch.of
+
+    def in_own_slots(*args: Any) -> Batch:
+        return replace(batch := of(*args), start_slots=batch.slots)
+
+    monkeypatch.setattr(Batch, "of", in_own_slots)
     assert differing(choose(checkpoint, max_num_seqs=30)[0], chosen)
 
 

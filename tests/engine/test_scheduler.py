@@ -23,7 +23,7 @@ from evalengine.engine.schedule.scoring import Scoring
 from evalengine.engine.schedule.sequence import Generating, Sequence, Status
 from evalengine.engine.schedule.snapshots import Snapshots
 from evalengine.engine.submission import to_sequences
-from evalengine.kernels.recurrent_variant import ShortConv
+from evalengine.kernels.recurrent_variant import ShortConv, most_guesses
 
 # One window or several, wider and narrower than pages and chunks, alone and beside layers that see everything.
 GROUPS = [
@@ -119,6 +119,7 @@ class Driver:
         self._in_flight: list[tuple[Sequence, range, int]] = []
         self._unread: list[Chunk] = []  # of the step in flight
         self.most_pages = 0
+        self.num_elsewhere = 0  # sequences that began with the state in a parent's slot
 
     def run(self, sequences: list[Sequence]) -> Driver:
         for seq in sequences:
@@ -159,12 +160,22 @@ class Driver:
         """Each chunk must find the state after the tokens before it."""
         for source, destination in schedule.state_copies:
             self.states[destination] = self.states[source]
+        starts = {c.seq.start_slot: c.start for c in schedule.chunks if c.seq.start_slot != c.seq.state_slot}
+        for seq, start, end, *_ in schedule.chunks:
+            self.num_elsewhere += seq.start_slot != seq.state_slot
+            if seq.state_slot in starts:  # it may only add rows behind those that others read
+                assert seq.start_slot == seq.state_slot and start == starts[seq.start_slot]
+                assert all(end - start - 1 <= most_guesses(kind, start) for kind in self.scheduler.recurrences)
         for seq, start, end, *_ in schedule.chunks:
             ids = self.model.tokens(seq)
-            assert start == 0 or self.states[seq.state_slot] == ids[:start]
-            self.states[seq.state_slot] = ids[:end]
+            assert start == 0 or self.states[seq.start_slot] == ids[:start]
+            self.states[seq.state_slot] = ids[:end] if seq.start_slot == seq.state_slot else None
         parents = self.scheduler.parent_states
-        slots = [*self.scheduler.free_slots, *(seq.state_slot for seq in self.scheduler.running)]
+        slots = [
+            *self.scheduler.free_slots,
+            *self.scheduler.freed_slots,
+            *(seq.state_slot for seq in self.scheduler.running),
+        ]
         assert sorted([*slots, *(parent.slot for parent in parents)]) == [*range(self.max_num_seqs)]
 
     def take(self) -> None:
@@ -256,6 +267,21 @@ def test_a_state_is_released_only_in_a_step_that_is_launched():
     batch = [ScoreRequest(n, [0, 1, 2, 0, 1], [n, 2, 1]) for n in range(2)]
     driver = Driver(2, 4, 1, 100, True, ahead=True, recurrent=True).run(as_sequences(batch, True))
     assert sum(map(bool, driver.states)) == 2, "the context's state became a snapshot"
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "choice", "elsewhere"), [(1, 4, 0), (2, 4, 3), (3, 4, 3), (8, 4, 3), (3, 40, 4), (8, 40, 4)]
+)
+def test_choices_read_the_state_of_their_context_in_its_slot(max_num_seqs: int, choice: int, elsewhere: int):
+    """All but one that takes over the slot, after the others or where it only adds rows there; and none in a step of
+    one token, or behind a chunk that is full."""
+
+    def driver(context: int, choice: int) -> Driver:
+        batch = [ScoreRequest(n, [0] * context, [n] * choice) for n in range(4)]
+        return Driver(100, 16, max_num_seqs, 400, True, recurrent=True).run(as_sequences(batch, True))
+
+    assert driver(70, choice).num_elsewhere == elsewhere
+    assert driver(64, choice).num_elsewhere == driver(70, 2).num_elsewhere == 0
 
 
 def test_steps_are_scheduled_before_the_last_ones_results_are_taken():

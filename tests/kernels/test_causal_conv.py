@@ -5,6 +5,9 @@ Each level's function is called with (operands [T, ...], the pool of rings, quer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -19,6 +22,7 @@ from tests.kernels.test_recurrent import (
     Layer,
     State,
     assert_borders_do_not_matter,
+    assert_may_start_elsewhere,
     on_device,
     randn,
 )
@@ -27,12 +31,15 @@ from tests.references import reference
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
 
 
-def conv(level: str, weight: Tensor, bias: Tensor | None, silu: bool) -> Layer:
+def conv(
+    level: str, weight: Tensor, bias: Tensor | None, silu: bool, start_slots: Sequence[int] | None = None
+) -> Layer:
     def run(operands: list[Tensor], state: State, new: list[int], total: list[int], slots: list[int]) -> Tensor:
         if level == "exact":
             return exact_recurrent.causal_conv(*operands, weight, bias, *state, new, total, slots, silu=silu)
         step = on_device(new, total, slots)
-        return causal_conv.causal_conv(*operands, weight, bias, *state, *step, max(new), silu=silu)
+        starts = None if start_slots is None else torch.tensor(start_slots, dtype=torch.int32, device=DEVICE)
+        return causal_conv.causal_conv(*operands, weight, bias, *state, *step, max(new), starts, silu=silu)
 
     return run
 
@@ -45,6 +52,13 @@ def test_a_convolution_may_end_anywhere(dtype: torch.dtype, channels: int, taps:
     state = torch.full((6, ring_rows(taps), channels), float("nan"), dtype=dtype, device=DEVICE)
     run = conv(level, weight, bias if taps > 3 else None, silu=taps != 3)
     assert_borders_do_not_matter(run, [randn(sum(LENGTHS), channels, dtype=dtype)], (state,))
+
+
+@pytest.mark.parametrize(("before", "taps"), [(1, 4), (13, 4), (97, 7)])
+def test_convolutions_may_begin_in_another_slot(before: int, taps: int) -> None:
+    weight, state = randn(40, taps, seed=1), torch.full((6, ring_rows(taps), 40), float("nan"), device=DEVICE)
+    run = partial(conv, "native", weight, None, True)
+    assert_may_start_elsewhere(run, [randn(before + 130, 40)], (state,), before)
 
 
 def ring(inputs: Tensor, end: int, rows: int = 16) -> Tensor:

@@ -59,7 +59,13 @@ def on_device(query_lens: Sequence[int], kv_lens: Sequence[int], slots: Sequence
     return tuple(torch.as_tensor(x, dtype=torch.int32, device=DEVICE) for x in (starts, kv_lens, slots))
 
 
-def recurrence(level: str, variant: GatedDelta | Mamba2, heads: Sequence[Tensor], closes: int = 1) -> Layer:
+def recurrence(
+    level: str,
+    variant: GatedDelta | Mamba2,
+    heads: Sequence[Tensor],
+    closes: int = 1,
+    start_slots: Sequence[int] | None = None,
+) -> Layer:
     exact: Any = exact_recurrent.gated_delta if isinstance(variant, GatedDelta) else exact_recurrent.mamba2
 
     def run(operands: list[Tensor], state: State, new: list[int], total: list[int], slots: list[int]) -> Tensor:
@@ -70,9 +76,10 @@ def recurrence(level: str, variant: GatedDelta | Mamba2, heads: Sequence[Tensor]
         closed = isinstance(variant, GatedDelta)
         chunks = chunk_table(new[decodes:], total[decodes:], lambda columns: map(tensor, columns), closed=closed)
         step = *on_device(new, total, slots), decodes, chunks if decodes < len(new) else None
+        own = variant, closes, None if start_slots is None else tensor(start_slots)
         if isinstance(variant, Mamba2):
-            return mamba2.mamba2(Mamba2Inputs(*operands, *heads), ScanState(*state), *step, variant, closes)
-        return gated_delta.gated_delta(DeltaInputs(*operands, *heads), DeltaState(*state), *step, variant, closes)
+            return mamba2.mamba2(Mamba2Inputs(*operands, *heads), ScanState(*state), *step, *own)
+        return gated_delta.gated_delta(DeltaInputs(*operands, *heads), DeltaState(*state), *step, *own)
 
     return run
 
@@ -169,6 +176,37 @@ def test_rows_of_a_chunk_are_decodes(
             [slots[s] for s in these],
         )
         assert_bitwise_equal(out, together[rows])
+
+
+def assert_may_start_elsewhere(
+    run: Callable[[Sequence[int] | None], Layer], operands: list[Tensor], state: State, before: int
+) -> None:
+    """Sequences that begin with the state in slot 2, where one of so many tokens has left it, have the bytes that they
+    have behind a copy of it; one of them is in that slot. run: the layer, given the slots to begin with."""
+    new, slots, had = [1, 9, 2, 13, 35, 70], [4, 2, 0, 5, 1, 3], [x[:before] for x in operands]
+    run(None)(had, state, [before], [before], [2])
+    more, totals, copied = [x[before:] for x in operands], [before + n for n in new], [pool.clone() for pool in state]
+    for pool in copied:
+        pool[slots] = pool[[2] * len(slots)]
+    alone, blank = run(None)(more, tuple(copied), new, totals, slots), [pool.clone() for pool in state]
+    for pool in state:
+        pool[4] = pool[2]  # a decode's state is in its own slot
+    assert_bitwise_equal(run([4, *[2] * 5])(more, state, new, totals, slots), alone)
+    assert count_differing(run(None)(more, tuple(blank), new, totals, slots), alone)
+
+
+@pytest.mark.parametrize(
+    ("variant", "dtype"),
+    [
+        *((variant, torch.float32) for variant in (DELTAS[1], MAMBAS[0])),
+        *(pytest.param(variant, torch.bfloat16, marks=pytest.mark.gpu) for variant in (QWEN, *DELTAS, *MAMBAS)),
+    ],
+)
+@pytest.mark.parametrize("before", [13, 97])
+def test_sequences_may_begin_in_another_slot(variant: GatedDelta | Mamba2, dtype: torch.dtype, before: int) -> None:
+    operands, heads = case(variant, dtype, before + 130)
+    run = partial(recurrence, "native", variant, heads, 1)
+    assert_may_start_elsewhere(run, operands, pools("native", variant, dtype, 6), before)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ class Batch:
     tables: list[list[list[int]]]  # of each block table: the page ids of each sequence
     rope_starts: list[int]  # [S]: `Sequence.rope_start`
     slots: list[int]  # each sequence's place in the pools of states, which only recurrent layers have
+    start_slots: list[int]  # likewise, where its state before the step is: `Sequence.start_slot`
     shared: SharedPages | None = None  # what attention reads once for several decodes
 
     @classmethod
@@ -39,8 +40,9 @@ class Batch:
             ids.extend(c.guesses or (-1 - c.seq.device_row for _ in unknown))
         lengths = [c.end - c.start for c in chunks], [c.end for c in chunks]
         tables = [list(rows) for rows in zip(*(c.seq.block_tables for c in chunks), strict=True)]
-        rope_starts, slots = [c.seq.rope_start for c in chunks], [c.seq.state_slot for c in chunks]
-        return cls(np.array(ids, dtype=np.int64), *lengths, tables, rope_starts, slots, shared)
+        rope_starts = [c.seq.rope_start for c in chunks]
+        slots = [c.seq.state_slot for c in chunks], [c.seq.start_slot for c in chunks]
+        return cls(np.array(ids, dtype=np.int64), *lengths, tables, rope_starts, *slots, shared)
 
 
 def _none(*shape: int) -> np.ndarray:

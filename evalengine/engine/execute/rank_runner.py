@@ -68,7 +68,7 @@ def errors(
         return None
     count = -(-len(ids) // block_size)
     tables = [[list(range(first, first + count))] for first in range(0, layout.num_tables * count, count)]
-    step = Batch(np.array(ids, dtype=np.int64), [len(ids)], [len(ids)], tables, [0], [0])
+    step = Batch(np.array(ids, dtype=np.int64), [len(ids)], [len(ids)], tables, [0], [0], [0])
 
     def logprobs(own: Ops) -> tuple[Tensor, list[Tensor]]:
         with computed_by(model, own) as chosen:
@@ -187,8 +187,12 @@ class RankRunner:
         step = batch.query_lens, batch.kv_lens, batch.tables, self.block_size, self.ops.device, batch.shared
         tables = AttentionMetadata.build_each(*step)
         if self.states:
-            (slots,) = upload([np.array(batch.slots, dtype=np.int32)], self.ops.device)
-            tables = [replace(table, state_slots=slots, slots=batch.slots) for table in tables]
+            places = [np.array(slots, dtype=np.int32) for slots in (batch.slots, batch.start_slots)]
+            slots, start_slots = upload(places, self.ops.device)
+            if not self.ops.chunked:  # a state is read where it is written
+                pairs = zip(batch.start_slots, batch.slots, strict=True)
+                self.copy_states([(start, slot) for start, slot in pairs if start != slot])
+            tables = [replace(table, state_slots=slots, slots=batch.slots, start_slots=start_slots) for table in tables]
         metadata = AttentionMetadata.of_layers(tables, self.table_of)
         return self.model(input_ids, where, self.kv_caches, metadata)
 

@@ -20,7 +20,7 @@ from evalengine.engine.schedule.block_manager import BlockManager
 from evalengine.engine.schedule.drafts import Drafter
 from evalengine.engine.schedule.prefix_index import common_run
 from evalengine.engine.schedule.sequence import ParentState, Sequence, Status
-from evalengine.kernels.recurrent_variant import Recurrence, most_guesses
+from evalengine.kernels.recurrent_variant import Recurrence, may_start_elsewhere, most_guesses
 
 
 class Chunk(NamedTuple):
@@ -68,6 +68,9 @@ class Scheduler:
         # Places in the pools of states: one for each running sequence and each parent's state.
         self.free_slots = list(range(max_num_seqs))
         self.parent_states: list[ParentState] = []
+        # Parents' slots that sequences of the step being planned read: what they hold must stay until it is launched.
+        self.read_slots: set[int] = set()
+        self.freed_slots: list[int] = []  # those of them that are free once the step is launched
         self.num_preemptions = 0
         self.num_cached_tokens = 0
 
@@ -119,6 +122,7 @@ class Scheduler:
         """Notes that a step with this chunk is launched. From here on the KV of the chunk's tokens counts as present,
         since every step that reads it is launched later. A sequence with nothing left to compute makes room at once."""
         seq = chunk.seq
+        self._free_read_slots()
         self.block_manager.mark_computed(seq, chunk.start, chunk.end)
         if seq.launched(chunk.end):
             seq.status = Status.DRAINING
@@ -163,6 +167,8 @@ class Scheduler:
         for seq in (*self.running, *self.leaving):
             self.block_manager.release(seq)
         self.free_slots = list(range(self.max_num_seqs))
+        self.read_slots.clear()
+        self.freed_slots.clear()
         self.parent_states.clear()
         if self.has_work and self.block_manager.snapshots is not None:  # a step may have been planned, not launched
             self.block_manager.snapshots.clear()
@@ -212,7 +218,7 @@ class Scheduler:
             wanted = 1 + self._reserves(seq)
             if parent_state is None and wanted > len(self.free_slots) - reserved and self.running:
                 return
-            if not self.free_slots and (parent_state is None or len(parent_state.children) > 1):
+            if not self._has_slot(parent_state):
                 # Not in a step planned ahead: without pages for a chunk it is dropped, and its copies with it.
                 if self.running or self.leaving or not self.parent_states:
                     return
@@ -227,7 +233,7 @@ class Scheduler:
             assert extended, "admit() has made sure of room"
             self.waiting.popleft()
             seq.status = Status.RUNNING
-            self._take_slot(schedule, seq)
+            self._take_slot(schedule, seq, num_new)
             self.running.append(seq)
             self.num_cached_tokens += seq.num_cached_tokens
             schedule.chunks.append(self._chunk(seq, num_new))
@@ -248,16 +254,40 @@ class Scheduler:
         running = sum(map(self._reserves, self.running))
         return running + sum(len(state.children) > 1 for state in self.parent_states)
 
-    def _take_slot(self, schedule: SchedulerOutput, seq: Sequence) -> None:
+    def _has_slot(self, parent_state: ParentState | None) -> bool:
+        """Whether there is a slot for a sequence with this parent's state; the last of its children takes over its
+        slot."""
+        if parent_state is None or len(parent_state.children) > 1 or parent_state.slot in self.read_slots:
+            return bool(self.free_slots)
+        return True
+
+    def _take_slot(self, schedule: SchedulerOutput, seq: Sequence, num_new: int) -> None:
         """Gives an admitted sequence a slot, with the state after its cached tokens."""
         parent_state, snapshots, start = seq.parent_state, self.block_manager.snapshots, seq.num_computed_tokens
         self._detach(seq)
-        seq.state_slot = self.free_slots.pop()
-        if parent_state is not None and start == parent_state.num_tokens:
-            if seq.state_slot != parent_state.slot:
-                schedule.state_copies.append((parent_state.slot, seq.state_slot))
-        elif snapshots is not None and start:
-            schedule.state_copies.append((snapshots.use(self.block_manager.prefix(seq, start)), seq.state_slot))
+        if parent_state is None or start != parent_state.num_tokens:
+            seq.start_slot = seq.state_slot = self.free_slots.pop()
+            if snapshots is not None and start:
+                schedule.state_copies.append((snapshots.use(self.block_manager.prefix(seq, start)), seq.state_slot))
+            return
+        slot, end = parent_state.slot, start + num_new
+        if slot in self.freed_slots and all(num_new - 1 <= most_guesses(kind, start) for kind in self.recurrences):
+            self.freed_slots.remove(slot)  # the step adds rows that could be dropped: what others read stays
+            self.free_slots.append(slot)
+        seq.start_slot = seq.state_slot = self.free_slots.pop()
+        if seq.state_slot == slot:
+            return
+        if end == seq.num_tokens and not seq.successors and may_start_elsewhere(start, end):
+            self.read_slots.add(slot)
+            seq.start_slot = slot
+        else:
+            schedule.state_copies.append((slot, seq.state_slot))
+
+    def _free_read_slots(self) -> None:
+        """Notes that no step that is not launched reads a parent's slot."""
+        self.free_slots += self.freed_slots
+        self.freed_slots.clear()
+        self.read_slots.clear()
 
     def _hold_state(self, seq: Sequence) -> None:
         """Holds a finished sequence's state in its slot for its successors."""
@@ -286,7 +316,8 @@ class Scheduler:
         parent_state.children.remove(seq)
         if not parent_state.children:
             self.parent_states.remove(parent_state)
-            self.free_slots.append(parent_state.slot)
+            free = self.freed_slots if parent_state.slot in self.read_slots else self.free_slots
+            free.append(parent_state.slot)
 
     def _add_guesses(self, schedule: SchedulerOutput) -> None:
         """Add drafts to a step of decodes, within the pages and the token budget.
@@ -348,6 +379,7 @@ class Scheduler:
         pages that they share with a sequence of the same step are not written, and never will be if that one leaves.
         With recurrent layers all are computed anew: some layers' states may be a step ahead."""
         has_states = self.block_manager.snapshots is not None
+        self._free_read_slots()
         for child in [child for state in self.parent_states for child in state.children]:
             self._detach(child)
         while self.running:

@@ -36,8 +36,8 @@ class Status(Enum):
 
 @dataclass(eq=False)
 class ParentState:
-    """A context's final state, held in its slot for the sequences that continue it. Each copies the state when it is
-    admitted; the last one takes over the slot."""
+    """A context's final state, held in its slot for the sequences that continue it. Each reads the state there in its
+    only step, or copies it when it is admitted; the last one takes over the slot, unless the step reads it."""
 
     slot: int
     num_tokens: int  # of the context
@@ -63,6 +63,7 @@ class Sequence(ABC):
     snapshot_at: int = 0  # where its state is worth a copy for other sequences; 0: nowhere
     parent_state: ParentState | None = None  # until it is admitted: the state that it continues
     state_slot: int = -1  # its place in the pools of states while it runs
+    start_slot: int = -1  # where its next step finds the state: there, or in a parent's slot (`may_start_elsewhere`)
     device_row: int = 0  # where the last launched step leaves its token on the device
     status: Status = Status.WAITING
     seq_id: int = field(default_factory=lambda: next(_ids))
