@@ -365,9 +365,9 @@ def gated_delta(
     if chunks is None:
         return out
     starts = (state_slots if start_slots is None else start_slots)[num_decodes:]
-    step = cu_seqlens_q[num_decodes:], seqlens_k[num_decodes:], state_slots[num_decodes:], starts
+    ragged = cu_seqlens_q[num_decodes:], seqlens_k[num_decodes:], state_slots[num_decodes:], starts
     if n := len(chunks.sequence):
-        table = chunks.sequence, chunks.number, *step[:2], starts
+        table = chunks.sequence, chunks.number, *ragged[:2], starts
         sums = torch.empty((n, heads, 64), device=device)
         products = torch.empty((n, heads, 2, 64, 64), device=device)
         inverse = torch.empty((n, heads, 64, 64), device=device)
@@ -390,10 +390,10 @@ def gated_delta(
         )  # fmt: skip
         launch(
             _prefill_kernel, grid,
-            (mixed, norms, beta, sums, m, ended, out, state.state, state.x, chunks.first, chunks.sequences, *step,
+            (mixed, norms, beta, sums, m, ended, out, state.state, state.x, chunks.first, chunks.sequences, *ragged,
              stride),
             (*sizes, values, PREFILL_ROWS, stages), warps, stages,
         )  # fmt: skip
     # After the others, which read the rows that these replace.
-    rows.open_rows(mixed, norms, gates, beta, out, state, *step, variant)
+    rows.open_rows(mixed, norms, gates, beta, out, state, *ragged, variant)
     return out

@@ -68,7 +68,7 @@ class Scheduler:
         # Places in the pools of states: one for each running sequence and each parent's state.
         self.free_slots = list(range(max_num_seqs))
         self.parent_states: list[ParentState] = []
-        # Parents' slots that sequences of the step being planned read: what they hold must stay until it is launched.
+        # Slots of others that sequences of the step being planned read: what they hold must stay until it is launched.
         self.read_slots: set[int] = set()
         self.freed_slots: list[int] = []  # those of them that are free once the step is launched
         self.num_preemptions = 0
@@ -265,26 +265,26 @@ class Scheduler:
         """Gives an admitted sequence a slot, with the state after its cached tokens."""
         parent_state, snapshots, start = seq.parent_state, self.block_manager.snapshots, seq.num_computed_tokens
         self._detach(seq)
-        if parent_state is None or start != parent_state.num_tokens:
-            seq.start_slot = seq.state_slot = self.free_slots.pop()
-            if snapshots is not None and start:
-                schedule.state_copies.append((snapshots.use(self.block_manager.prefix(seq, start)), seq.state_slot))
-            return
-        slot, end = parent_state.slot, start + num_new
-        if slot in self.freed_slots and all(num_new - 1 <= most_guesses(kind, start) for kind in self.recurrences):
-            self.freed_slots.remove(slot)  # the step adds rows that could be dropped: what others read stays
-            self.free_slots.append(slot)
+        slot = None  # of the state
+        if parent_state is not None and start == parent_state.num_tokens:
+            slot = parent_state.slot
+            if slot in self.freed_slots and all(num_new - 1 <= most_guesses(kind, start) for kind in self.recurrences):
+                self.freed_slots.remove(slot)  # the step adds rows that could be dropped: what others read stays
+                self.free_slots.append(slot)
+        elif snapshots is not None and start:
+            slot = snapshots.use(self.block_manager.prefix(seq, start))
         seq.start_slot = seq.state_slot = self.free_slots.pop()
-        if seq.state_slot == slot:
+        if slot is None or slot == seq.state_slot:
             return
-        if end == seq.num_tokens and not seq.successors and may_start_elsewhere(start, end):
-            self.read_slots.add(slot)
+        end = start + num_new
+        if seq.ends_at(end) and not seq.successors and may_start_elsewhere(start, end):
+            self.read_slots.add(slot)  # a snapshot's, too, stays: copies into snapshots are planned before admissions
             seq.start_slot = slot
         else:
             schedule.state_copies.append((slot, seq.state_slot))
 
     def _free_read_slots(self) -> None:
-        """Notes that no step that is not launched reads a parent's slot."""
+        """Notes that all steps that read others' slots are launched."""
         self.free_slots += self.freed_slots
         self.freed_slots.clear()
         self.read_slots.clear()

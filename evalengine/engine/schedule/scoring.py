@@ -96,8 +96,11 @@ class Scoring(Sequence):
             return self.targets if positions else self.targets[:0]
         return self.targets[positions.start - self._first : positions.stop - self._first]
 
-    def launched(self, end: int) -> bool:
+    def ends_at(self, end: int) -> bool:
         return end == self.num_tokens
+
+    def launched(self, end: int) -> bool:
+        return self.ends_at(end)
 
     def take(
         self, positions: range, greedy: np.ndarray, logprobs: np.ndarray, top: SequenceOf[Top], error: str | None

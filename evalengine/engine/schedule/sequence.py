@@ -36,8 +36,9 @@ class Status(Enum):
 
 @dataclass(eq=False)
 class ParentState:
-    """A context's final state, held in its slot for the sequences that continue it. Each reads the state there in its
-    only step, or copies it when it is admitted; the last one takes over the slot, unless the step reads it."""
+    """A context's final state, held in its slot for the sequences that continue it. Each reads the state there, if
+    it has one step (`may_start_elsewhere`), or copies it when it is admitted; the last one takes over the slot, unless
+    its step overwrites what others read in it."""
 
     slot: int
     num_tokens: int  # of the context
@@ -63,7 +64,7 @@ class Sequence(ABC):
     snapshot_at: int = 0  # where its state is worth a copy for other sequences; 0: nowhere
     parent_state: ParentState | None = None  # until it is admitted: the state that it continues
     state_slot: int = -1  # its place in the pools of states while it runs
-    start_slot: int = -1  # where its next step finds the state: there, or in a parent's slot (`may_start_elsewhere`)
+    start_slot: int = -1  # where its next step finds the state: there, or where others read it, too
     device_row: int = 0  # where the last launched step leaves its token on the device
     status: Status = Status.WAITING
     seq_id: int = field(default_factory=lambda: next(_ids))
@@ -110,6 +111,10 @@ class Sequence(ABC):
     def columns(self, positions: range) -> np.ndarray:
         """The tokens whose logprobs are wanted, int64: one at each of the wanted positions, or several at a single one.
         `layers.ops.GREEDY` stands for the most probable."""
+
+    def ends_at(self, end: int) -> bool:
+        """Whether a step that computes the tokens up to `end` is known to be its last."""
+        return False
 
     @abstractmethod
     def launched(self, end: int) -> bool:
