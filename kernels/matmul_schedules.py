@@ -20,6 +20,7 @@ import json
 import math
 import re
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -35,6 +36,9 @@ BUCKETS = (
     *(384, 512, 768, 1024, 1536, 2048, 4096, 8192),
 )
 MAX_BUCKET = BUCKETS[-1]
+# The numbers of rows for which cuBLASLt chooses its algorithm: a tile that fills the last wave of programs for 4,096
+# rows may leave half of it empty for 2,400 (results/reference/PROFILE.md).
+CUBLASLT_BUCKETS = (*(m for m in BUCKETS if m <= 256), *range(320, 1024, 64), *range(1024, MAX_BUCKET + 1, 128))
 CUBLASLT_ROWS = 32  # With fewer rows, cuBLASLt without a split of K needs up to twice as long as a narrow tile.
 # From here on cuBLASLt is tried before a tuned tile, which takes its place where cuBLASLt cannot serve.
 MANY_ROWS = 1024
@@ -123,9 +127,9 @@ def by_cublaslt(rows: int) -> MatmulSchedule:
 excluded: set[MatmulSchedule] = set()
 
 
-def bucket(m: int) -> int:
-    """The smallest of BUCKETS that is at least m, or MAX_BUCKET."""
-    return BUCKETS[min(bisect_left(BUCKETS, m), len(BUCKETS) - 1)]
+def bucket(m: int, buckets: Sequence[int] = BUCKETS) -> int:
+    """The smallest of the buckets that is at least m, or the largest one."""
+    return buckets[min(bisect_left(buckets, m), len(buckets) - 1)]
 
 
 def choose(
@@ -136,7 +140,7 @@ def choose(
     tma_ok, cublaslt_ok: the operands qualify for these forms; without either a pointer schedule is returned. A
     schedule that differed on this GPU is not chosen: a tile takes cuBLASLt's place, `REFERENCE` the tile's.
     """
-    for schedule in preferred(device_name, dtype, bucket(m), n, k, tma_ok, cublaslt_ok):
+    for schedule in preferred(device_name, dtype, bucket(m, CUBLASLT_BUCKETS), n, k, tma_ok, cublaslt_ok):
         if not excluded or schedule not in excluded:
             return schedule
     return REFERENCE
@@ -146,9 +150,9 @@ def choose(
 def preferred(
     device_name: str, dtype: torch.dtype, m: int, n: int, k: int, tma_ok: bool, cublaslt_ok: bool
 ) -> tuple[MatmulSchedule, ...]:
-    """The schedules that `choose` tries for the bucket m, the first choice first."""
-    tile = _choose(device_name, dtype, m, n, k, tma_ok)
-    tuned = m < MANY_ROWS and m in _tuned(device_name).get((n, k), ())
+    """The schedules that `choose` tries for m, one of CUBLASLT_BUCKETS, the first choice first."""
+    tile = _choose(device_name, dtype, bucket(m), n, k, tma_ok)
+    tuned = m < MANY_ROWS and bucket(m) in _tuned(device_name).get((n, k), ())
     if tuned or not cublaslt_ok or m < CUBLASLT_ROWS or dtype == torch.float32:
         return (tile,)
     return by_cublaslt(m), tile

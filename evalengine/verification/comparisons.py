@@ -98,8 +98,9 @@ def _chosen(
     """
     aligned = dtype != torch.float32 and k % 8 == 0 and n * out_dtype.itemsize % 16 == 0
     chosen = {}
-    for bucket in matmul_schedules.BUCKETS:
-        if bucket > matmul_schedules.bucket(most_rows):
+    buckets = matmul_schedules.CUBLASLT_BUCKETS
+    for bucket in buckets:
+        if bucket > matmul_schedules.bucket(most_rows, buckets):
             break
         for schedule in matmul_schedules.preferred(gpu.name, dtype, bucket, n, k, *gpu.forms(aligned, not biased)):
             largest = min(max(1, bucket - 1), most_rows)

@@ -20,7 +20,7 @@ from benchmarks.words import MATMUL
 from evalengine.errors import ConfigError
 from evalengine.kernels import matmul_schedules
 from evalengine.kernels.matmul import REFERENCE, MatmulSchedule, choose, matmul
-from evalengine.kernels.matmul_schedules import BUCKETS, bucket, by_cublaslt, heuristic
+from evalengine.kernels.matmul_schedules import BUCKETS, CUBLASLT_BUCKETS, bucket, by_cublaslt, heuristic
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -49,6 +49,10 @@ def test_buckets() -> None:
     assert [bucket(m) for m in (0, 1, 2, 3, 4, 5, 33, 127, 128, 129, 200, 8191, 8193, 10**6)] == [
         1, 1, 2, 4, 4, 8, 48, 128, 128, 160, 224, 8192, 8192, 8192,
     ]  # fmt: skip
+    assert [bucket(m, CUBLASLT_BUCKETS) for m in (0, 33, 200, 257, 321, 1023, 1025, 8191, 8193)] == [
+        1, 48, 224, 320, 384, 1024, 1152, 8192, 8192,
+    ]  # fmt: skip
+    assert {*BUCKETS} < {*CUBLASLT_BUCKETS} and [*CUBLASLT_BUCKETS] == sorted({*CUBLASLT_BUCKETS})
 
 
 @pytest.fixture
@@ -75,8 +79,9 @@ def test_cublaslt_serves_what_was_not_tuned(monkeypatch: pytest.MonkeyPatch) -> 
         return choose(gpu, dtype, m, n, 512, True, True)
 
     assert chosen(64, 1024) == tuned
-    for m, rows in ((32, 32), (33, 48), (65, 80), (129, 160), (9000, 8192)):
+    for m, rows in ((32, 32), (33, 48), (65, 80), (129, 160), (2400, 2432), (9000, 8192)):
         assert chosen(m, 1024) == chosen(m, 4096) == chosen(m, 4096, gpu="GPU Y") == by_cublaslt(rows)
+    assert chosen(50, 1024) == chosen(64, 1024), "all numbers of a tile's bucket"
     assert chosen(16, 1024) == tuned  # the nearest tuned bucket by ratio
     assert chosen(2000, 1024) == by_cublaslt(2048), "with many rows it precedes a tuned tile"
     assert choose("GPU X", bf16, 2000, 1024, 512, True, False) == MatmulSchedule("tma", 128, 128, 64, 4, 3)
