@@ -117,10 +117,10 @@ def test_figures_on_the_pages_are_those_of_the_files() -> None:
 
 def test_one_duration_of_the_tests_is_named() -> None:
     """`make test` took 22 minutes on two cores where pages said seven and eleven."""
-    pages = [(ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md", "tests/README.md")]
+    pages = [(ROOT / name).read_text() for name in ("CONTRIBUTING.md", "tests/README.md")]
     named = [set(re.findall(r"make test\b[^\n]*about (\w+) minutes on two", page)) for page in pages]
-    assert named[0] == named[1] == named[2] and len(named[0]) == 1
+    assert named[0] == named[1] and len(named[0]) == 1
 
 
 def test_the_readme_is_read_in_two_minutes() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 180
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.test_docs import PAGES, ROOT, prose
 
-SHOWN = ("python", "pip", "uv", "git", "cd", "docker", "sbatch")  # what the pages' lines start
+SHOWN = ("python", "evalengine", "pip", "uv", "git", "cd", "docker", "sbatch")  # what the pages' lines start
 SHOW = """show() { printf '%s\\n' "$@"; }; """ + "".join(f'{name}() {{ show "$@"; }}; ' for name in SHOWN)
 SETTINGS = re.compile(r"`('[^`]*'|(?:-m )?\+?[a-z_]\w*(?:[./][\w<>./]+)*=[^`]*)`")  # a span of code that sets something
 
