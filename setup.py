@@ -44,7 +44,7 @@ def urls(address: str | None) -> dict[str, str]:
     """The project's addresses, as a package page lists them."""
     if address is None:
         return {}
-    files = {"Documentation": "README.md#where-to-go-next", "Changelog": "CHANGELOG.md"}
+    files = {"Documentation": "README.md#documentation", "Changelog": "CHANGELOG.md"}
     return {"Repository": address, **{name: f"{address}/blob/HEAD/{file}" for name, file in files.items()}}
 
 
