@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from benchmarks import words
+from benchmarks import arguments
 from evalengine.util.command import exit_code
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the benchmarks that the words name; returns the exit code."""
-    return exit_code(lambda: words.main(argv))
+    return exit_code(lambda: arguments.main(argv))
 
 
 if __name__ == "__main__":

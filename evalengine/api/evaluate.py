@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from evalengine.api.perform import perform
 from evalengine.config.arguments import integer, no_model, number, shown
 from evalengine.config.compose import compose_jobs
+from evalengine.config.overrides import escape_problems, is_text, word
 from evalengine.config.schema import ModelConfig
 from evalengine.config.shipped import GROUPS, shipped_model
-from evalengine.config.words import escape_problems, is_text, word
 from evalengine.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -43,9 +43,9 @@ from pydantic import ValidationError
 
 from evalengine.config.arguments import adapter, problems_of, read_as
 from evalengine.config.check import complete_model, completed, config_problems
+from evalengine.config.overrides import SEARCHED, literal, names_set, parse, quoted, read_texts, unknown
 from evalengine.config.schema import Config
 from evalengine.config.shipped import CONF, GROUPS, ONE_OF, available, names_in, package_of, settings_in
-from evalengine.config.words import SEARCHED, literal, names_set, parse, quoted, read_texts, unknown
 from evalengine.errors import ConfigError, listed
 from evalengine.util.plain_files import YAML_SUFFIXES, read_yaml
 from evalengine.util.plugins import added, load

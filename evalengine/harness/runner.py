@@ -46,7 +46,7 @@ from evalengine.records.journal import Expected, Journal
 from evalengine.records.lm_eval import TaskResult, write_samples
 from evalengine.records.schema import Answer, Answers, RecordKey, ids_sha256, read_records
 from evalengine.records.sealed import differences
-from evalengine.util.asking_order import first_of_order, in_order
+from evalengine.util.document_order import first_of_order, in_order
 from evalengine.util.libraries import deciding
 from evalengine.util.phases import phase
 from evalengine.util.plugins import load

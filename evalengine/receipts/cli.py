@@ -107,7 +107,7 @@ def _check_run(arguments: Namespace) -> int:
     if (judge := run.manifest.judge) is not None and judge.digest is None:
         say(f"its judge is behind {judge.api}: no verdict can be computed again")
     elif judge is not None:
-        from evalengine.config.words import word
+        from evalengine.config.overrides import word
 
         verdicts = load_run(run.source / judge.run)
         if verdicts.digest != judge.digest:

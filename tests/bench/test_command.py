@@ -11,8 +11,8 @@ import torch
 
 from benchmarks import kernels_and_steps
 from benchmarks.__main__ import main
+from benchmarks.arguments import KERNELS_AND_STEPS
 from benchmarks.kernels_and_steps import BENCHES
-from benchmarks.words import KERNELS_AND_STEPS
 from evalengine.bench import environment
 from tests.bench.made_up_report import a_report
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import host
-from benchmarks.words import OWN
+from benchmarks.arguments import OWN
 from evalengine.bench.workload_files import SUFFIX
 from evalengine.errors import ConfigError
 

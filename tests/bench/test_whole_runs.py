@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.arguments import OWN
 from benchmarks.served import other_answers
 from benchmarks.served_sides import Answer, waited_seconds
 from benchmarks.whole_run import timed, without_places
-from benchmarks.words import OWN
 from evalengine.errors import EvalEngineError
 
 FEW = ["limit=2", "task.generation.max_gen_toks=4", "engine.device=cpu"]

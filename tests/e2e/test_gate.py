@@ -21,7 +21,7 @@ from evalengine.config.compose import compose_jobs
 from evalengine.errors import ConfigError
 from evalengine.harness import runner
 from evalengine.harness.runner import Gate
-from evalengine.util.asking_order import first_of_order, in_order
+from evalengine.util.document_order import first_of_order, in_order
 from tests.e2e.command import LIMIT, ROOT, SHORT, Run, call, finished
 
 SNIPPETS = ROOT / "conf" / "gate" / "ci"

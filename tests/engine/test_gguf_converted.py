@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from evalengine.config.words import parse
+from evalengine.config.overrides import parse
 from evalengine.engine.load.gguf import GGUFFile
 from evalengine.engine.load.loader import Checkpoint, _weights_of, file_stamp, files_of, load_model, weights_fingerprint
 from evalengine.errors import ConfigError, EvalEngineError

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.arguments import OWN
 from benchmarks.push_gather import TOKENS
-from benchmarks.words import OWN
 from evalengine.certify.model import open_checkpoint
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.llm import LLM

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from benchmarks import matmul_tune
+from benchmarks.arguments import MATMUL
 from benchmarks.matmul import summary_lines
 from benchmarks.matmul_candidates import candidates
 from benchmarks.matmul_points import Shape, operands, point_of, shapes
 from benchmarks.report import Timing
-from benchmarks.words import MATMUL
 from evalengine.errors import ConfigError
 from evalengine.kernels import matmul_schedules
 from evalengine.kernels.matmul import REFERENCE, MatmulSchedule, choose, matmul

@@ -22,7 +22,7 @@ from evalengine.report.gate.rules import evaluate
 from evalengine.report.gate.steps import SEQUENTIAL, ordered_by, steps_of
 from evalengine.report.read.run import Run
 from evalengine.report.stats.loss_bound import loss_bound, stratum
-from evalengine.util.asking_order import first_of_order, in_order
+from evalengine.util.document_order import first_of_order, in_order
 from tests.report.gate_runs import METRIC, judge, make_run
 
 COUNT = 400

@@ -26,7 +26,7 @@ from evalengine.report.read.run import Run
 from evalengine.report.stats.loss_bound import loss_bound
 from evalengine.report.stats.metric_interval import interval_cautions, metric_interval
 from evalengine.report.stats.perplexity import Ratio, loss_stratum, ratio_interval, ratio_stderr
-from evalengine.util.asking_order import first_of_order, in_order
+from evalengine.util.document_order import first_of_order, in_order
 from tests.report.gate_runs import item, make_run
 
 WORD, BITS = ("text", "word_perplexity", "none"), ("text", "bits_per_byte", "none")

@@ -85,7 +85,7 @@ def test_what_cannot_be_honoured_is_said(strict: Running, body: Any, status: int
 
 def test_a_billion_choices_are_refused_before_a_list_is_made(strict: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """It filled the memory, and ended the server."""
-    monkeypatch.setattr("evalengine.integrations.openai_server.asks.Choice", None)
+    monkeypatch.setattr("evalengine.integrations.openai_server.request_bodies.Choice", None)
     refused = strict.post("/v1/completions", {"prompt": ["a", "b"], "n": 500_000_000}, **key())
     assert refused.status_code == 400 and "n=500000000: must be" in refused.json()["error"]["message"]
 

@@ -18,10 +18,10 @@ from pydantic import ValidationError
 
 from evalengine.integrations.openai_server import app
 from evalengine.integrations.openai_server.answering import PIECE, as_json, in_pieces
-from evalengine.integrations.openai_server.asks import MOST_STOPS, completion_ask
 from evalengine.integrations.openai_server.bodies import MOST_UNKNOWN, SHORT, ChatBody, CompletionBody, read_body
 from evalengine.integrations.openai_server.errors import ApiError
 from evalengine.integrations.openai_server.model import CHARACTERS_FIRST, MOST_DETOKENIZED, MOST_TOKENIZED
+from evalengine.integrations.openai_server.request_bodies import MOST_STOPS, completion_request
 from evalengine.integrations.openai_server.settings import ServeSettings
 from evalengine.records.sealed import canonical
 from tests.serve.running import QUESTION, Running
@@ -56,7 +56,7 @@ def threads(served: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[s
     watch(served.server, "_check_key", "loop")
     for name in ("encoded", "templated", "decoded"):
         watch(served.server.model, name, "work")
-    for name in ("read_json", "read_body", "check_counts", "completion_ask", "chat_ask"):
+    for name in ("read_json", "read_body", "check_counts", "completion_request", "chat_request"):
         watch(app, name, "work")
     yield found
 
@@ -168,7 +168,7 @@ def test_hashes_are_those_of_the_whole_json(served: Running) -> None:
     """They are taken prompt by prompt; ids and seeds are the same as ever."""
     prompts = [[1, 2, 3], [4], [1, 2, 3]]
     body = CompletionBody(prompt=prompts, temperature=0.5, top_p=0.9, logprobs=2)
-    ask = completion_ask(body, served.server.model, ServeSettings())
+    ask = completion_request(body, served.server.model, ServeSettings())
     assert ask.params is not None
     drawn = canonical([prompts, 0.5, 0.9, 0])
     assert ask.seed == int.from_bytes(hashlib.sha256(drawn.encode()).digest()[:4], "big") >> 1

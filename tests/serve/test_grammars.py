@@ -19,9 +19,9 @@ from evalengine import LLM, ConfigError, SamplingParams
 from evalengine.engine.execute.processing import DEAD_END
 from evalengine.engine.request import GenerateRequest, RequestOutput
 from evalengine.engine.submission import check_requests
-from evalengine.integrations.openai_server.asks import chat_ask
 from evalengine.integrations.openai_server.bodies import ChatBody, read_body
 from evalengine.integrations.openai_server.grammars import JSON_OPTIONS, MOST_CHARACTERS, NOT_INSTALLED
+from evalengine.integrations.openai_server.request_bodies import chat_request
 from evalengine.integrations.openai_server.settings import ServeSettings
 from evalengine.models.processors import RequestProcessors, of_plain
 from tests.serve.running import Running, running
@@ -149,7 +149,7 @@ def test_the_library_is_part_of_the_request(served: Running, monkeypatch: pytest
 
     def asked() -> Any:
         body = {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}}
-        return chat_ask(read_body(ChatBody, body), "a", served.server.model, ServeSettings())
+        return chat_request(read_body(ChatBody, body), "a", served.server.model, ServeSettings())
 
     ask = asked()
     plain = asdict_of(ask.params)

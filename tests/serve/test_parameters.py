@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from evalengine.integrations.openai_server.asks import completion_ask
 from evalengine.integrations.openai_server.bodies import CompletionBody, read_body
+from evalengine.integrations.openai_server.request_bodies import completion_request
 from evalengine.integrations.openai_server.settings import ServeSettings
 from tests.serve.running import Running
 
@@ -206,5 +206,5 @@ def test_what_only_the_operator_can_change_is_logged(
 def test_the_usual_length_is_within_the_servers_limit(served: Running) -> None:
     body = read_body(CompletionBody, {"prompt": [5]})
     for most, length in ((0, 16), (4, 4), (40, 16)):
-        ask = completion_ask(body, served.server.model, ServeSettings(max_tokens=most))
+        ask = completion_request(body, served.server.model, ServeSettings(max_tokens=most))
         assert ask.params is not None and ask.params.max_tokens == length

@@ -15,9 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from evalengine import LLM
 from evalengine.api.evaluate import evaluate, flat, task_word
 from evalengine.config.compose import compose_jobs
+from evalengine.config.overrides import word
 from evalengine.config.schema import Config, ModelConfig
 from evalengine.config.shipped import available, shipped_model
-from evalengine.config.words import word
 from evalengine.errors import ConfigError
 
 

@@ -234,7 +234,7 @@ def test_the_search_finds_circles() -> None:
     assert "evalengine.report.read.load" in whole["evalengine.report.cli.compare"]
     whole["evalengine.report.read.run"].add("evalengine.report.read.load")  # the data model must not import it
     assert any("evalengine.report.read.run" in circle for circle in circles(whole))
-    assert "benchmarks.kernels_and_steps" in whole["benchmarks.words"]  # by a text: its words' work
+    assert "benchmarks.kernels_and_steps" in whole["benchmarks.arguments"]  # by a text: its words' work
 
 
 def test_only_the_plugin_and_the_adaptor_import_lm_eval() -> None:
@@ -280,7 +280,7 @@ LIGHT = [
     "evalengine.util.command",
     "evalengine.cli.run",
     "evalengine.cli.commands",
-    "benchmarks.words",
+    "benchmarks.arguments",
     "evalengine.report.run_table",
     "evalengine.report.cli.report",
     "evalengine.report.html.run_page",

@@ -9,8 +9,8 @@ import pytest
 
 from evalengine.api.evaluate import flat
 from evalengine.config.compose import compose_jobs
+from evalengine.config.overrides import escape_problems
 from evalengine.config.schema import Config
-from evalengine.config.words import escape_problems
 from evalengine.errors import ConfigError
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from evalengine.config.compose import Job, compose_jobs
-from evalengine.config.words import SYNONYMS, known_keys
+from evalengine.config.overrides import SYNONYMS, known_keys
 from evalengine.errors import ConfigError
 
 WRITE = re.compile(

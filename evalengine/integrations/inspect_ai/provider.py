@@ -27,19 +27,19 @@ from inspect_ai.model import (
 from inspect_ai.tool import ToolChoice, ToolInfo
 
 from evalengine.config.compose import compose_jobs
+from evalengine.config.overrides import word
 from evalengine.config.schema import Config, EngineConfig
 from evalengine.config.shipped import available
-from evalengine.config.words import word
 from evalengine.engine.llm import LLM
 from evalengine.engine.thread import EngineThread
 from evalengine.errors import ConfigError
 from evalengine.integrations.openai_server.answering import Submission
 from evalengine.integrations.openai_server.answers import Writer, usage
-from evalengine.integrations.openai_server.asks import Ask, chat_ask
 from evalengine.integrations.openai_server.bodies import ChatBody, read_body
 from evalengine.integrations.openai_server.errors import ApiError
 from evalengine.integrations.openai_server.model import ServedModel
 from evalengine.integrations.openai_server.recorder import Recorder, ServedRun
+from evalengine.integrations.openai_server.request_bodies import ServerRequest, chat_request
 from evalengine.integrations.openai_server.settings import ServeSettings
 
 OF_THE_MODEL = (
@@ -119,7 +119,7 @@ class EvalEngineAPI(ModelAPI):
         tools: Sequence[ToolInfo],
         tool_choice: ToolChoice,
         config: GenerateConfig,
-    ) -> Ask | None:
+    ) -> ServerRequest | None:
         """The engine's request; None if the prompt fills the model's context."""
         if refused := [name for name, value in config if value is not None and name not in (*BUILT, *IGNORED)]:
             raise ApiError(400, f"{refused[0]}: not built; leave it out")
@@ -143,7 +143,7 @@ class EvalEngineAPI(ModelAPI):
             "logprobs": config.logprobs,
             "top_logprobs": config.top_logprobs if config.logprobs else None,
         }
-        ask = chat_ask(read_body(ChatBody, wanted), prompt, self._served, LIMITS)
+        ask = chat_request(read_body(ChatBody, wanted), prompt, self._served, LIMITS)
         return replace(ask, first_sample=_epoch() * ask.n)
 
     def _output(self, submission: Submission, receipt: dict[str, str]) -> ModelOutput:

@@ -18,8 +18,8 @@ from evalengine.engine.schedule.sequence import Top
 from evalengine.engine.text.grammar import Grammar
 from evalengine.engine.thread import EngineEnded, EngineFailure, EngineThread, Event, NewTokens
 from evalengine.integrations.openai_server.answers import Scored, Writer, plain, usage, within
-from evalengine.integrations.openai_server.asks import Ask, Choice
 from evalengine.integrations.openai_server.errors import ApiError
+from evalengine.integrations.openai_server.request_bodies import Choice, ServerRequest
 from evalengine.integrations.openai_server.token_texts import GrowingText, Offsets, next_part
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Submission:
     """One request's engine requests. `close` drops those that still run."""
 
     def __init__(
-        self, ask: Ask, engine: EngineThread, mailbox: Mailbox | None = None, grammar: Grammar | None = None
+        self, ask: ServerRequest, engine: EngineThread, mailbox: Mailbox | None = None, grammar: Grammar | None = None
     ) -> None:
         """mailbox: of the event loop that runs, shared by its requests; None: one of its own. grammar: the compiled one
         of the ask, referenced here so that the engine does not compile it."""
@@ -159,7 +159,7 @@ async def unless_gone(work: Awaitable[T], receive: Callable[[], Awaitable[Mappin
 class Growing:
     """One choice of a stream: its tokens so far, and the parts of them that have been given."""
 
-    def __init__(self, ask: Ask, choice: Choice, writer: Writer) -> None:
+    def __init__(self, ask: ServerRequest, choice: Choice, writer: Writer) -> None:
         self._ask, self._choice, self._writer = ask, choice, writer
         assert ask.params is not None
         calls = writer.model.tool_format if ask.tools else None

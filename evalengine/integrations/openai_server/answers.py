@@ -11,8 +11,8 @@ import numpy as np
 from evalengine.engine.request import RequestOutput
 from evalengine.engine.schedule.sequence import Top
 from evalengine.engine.text.detokenizer import end_of_thinking, part
-from evalengine.integrations.openai_server.asks import Ask, Choice
 from evalengine.integrations.openai_server.model import ServedModel
+from evalengine.integrations.openai_server.request_bodies import Choice, ServerRequest
 from evalengine.integrations.openai_server.token_texts import Offsets, TokenTexts
 from evalengine.integrations.openai_server.tool_calls import entries
 
@@ -48,20 +48,20 @@ class Writer:
         self.model, self.tokens = model, TokenTexts(model.tokenizer)
 
     def whole(
-        self, ask: Ask, scores: Mapping[int, RequestOutput], outputs: Mapping[int, RequestOutput]
+        self, ask: ServerRequest, scores: Mapping[int, RequestOutput], outputs: Mapping[int, RequestOutput]
     ) -> dict[str, Any]:
         """The whole answer. scores: prompt -> its logprobs; outputs: choice -> its generation."""
         choices = [self._choice(ask, choice, scores.get(choice.prompt), outputs.get(choice.index))
                    for choice in ask.choices]  # fmt: skip
         return {**self.head(ask), "choices": choices, "usage": usage(ask, outputs)}
 
-    def num_tokens(self, ask: Ask, outputs: Mapping[int, RequestOutput]) -> int:
+    def num_tokens(self, ask: ServerRequest, outputs: Mapping[int, RequestOutput]) -> int:
         """The tokens that the whole answer shows: of the prompts, once for each choice, and of the generations."""
         shows_prompts = ask.echo or ask.token_ids or ask.scores_prompts
         prompts = ask.n * sum(map(len, ask.prompts)) if shows_prompts else 0
         return prompts + sum(len(output.token_ids) for output in outputs.values())
 
-    def head(self, ask: Ask, chunk: bool = False) -> dict[str, Any]:
+    def head(self, ask: ServerRequest, chunk: bool = False) -> dict[str, Any]:
         """The fields before the choices of an answer, or of a chunk of a streamed one."""
         kind = "chat.completion" if ask.chat else "text_completion"
         return {
@@ -74,7 +74,7 @@ class Writer:
         }
 
     def _choice(
-        self, ask: Ask, choice: Choice, score: RequestOutput | None, output: RequestOutput | None
+        self, ask: ServerRequest, choice: Choice, score: RequestOutput | None, output: RequestOutput | None
     ) -> dict[str, Any]:
         prompt = ask.prompts[choice.prompt]
         of_prompt = Scored(prompt[:1], [None], [None]) if score is None else Scored.of(score, prompt[0])
@@ -119,7 +119,7 @@ class Writer:
             thought, answer = parts.thinking, output.text
         return {"content": answer, "reasoning_content": _without_marks(thought, self.model.think_end) or None}
 
-    def called(self, ask: Ask, index: int, output: RequestOutput) -> tuple[dict[str, Any], str]:
+    def called(self, ask: ServerRequest, index: int, output: RequestOutput) -> tuple[dict[str, Any], str]:
         """A chat's message with the tools that it calls, and why it ended; index: its choice's."""
         thinks = ask.params is not None and ask.params.think_end_token is not None
         message = self.message(output) if thinks else {"content": output.text}
@@ -133,17 +133,17 @@ class Writer:
         message |= {"content": content or None, "tool_calls": entries(calls, f"{ask.id} {index}")}
         return message, "tool_calls" if reason == "stop" else reason
 
-    def logprobs_of(self, ask: Ask, output: RequestOutput) -> dict[str, Any] | None:
+    def logprobs_of(self, ask: ServerRequest, output: RequestOutput) -> dict[str, Any] | None:
         """The logprobs of one generation, where they are wanted."""
         return self.logprobs(ask, Scored.of(output))
 
-    def logprobs(self, ask: Ask, scored: Scored, offsets: Sequence[int] = ()) -> dict[str, Any] | None:
+    def logprobs(self, ask: ServerRequest, scored: Scored, offsets: Sequence[int] = ()) -> dict[str, Any] | None:
         """Logprobs in the shape of the endpoint, where they are wanted. offsets: of a completion's tokens."""
         if ask.alternatives is None:
             return None
         return self._chat_logprobs(ask, scored) if ask.chat else self._completion_logprobs(ask, scored, offsets)
 
-    def _completion_logprobs(self, ask: Ask, scored: Scored, offsets: Sequence[int]) -> dict[str, Any]:
+    def _completion_logprobs(self, ask: ServerRequest, scored: Scored, offsets: Sequence[int]) -> dict[str, Any]:
         texts = self.tokens.texts(scored.token_ids)
         top = [None if alternatives is None or value is None
                else self._alternatives(alternatives, ask.alternatives or 0, text, value)
@@ -165,7 +165,7 @@ class Writer:
         found.setdefault(text, value)
         return found
 
-    def _chat_logprobs(self, ask: Ask, scored: Scored) -> dict[str, Any]:
+    def _chat_logprobs(self, ask: ServerRequest, scored: Scored) -> dict[str, Any]:
         content = []
         for token, logprob, top in zip(scored.token_ids, scored.logprobs, scored.top, strict=True):
             some = list((top or {}).items())[: ask.alternatives]
@@ -207,7 +207,7 @@ def plain(logprobs: np.ndarray) -> list[float]:
     return values
 
 
-def usage(ask: Ask, outputs: Mapping[int, RequestOutput]) -> dict[str, int]:
+def usage(ask: ServerRequest, outputs: Mapping[int, RequestOutput]) -> dict[str, int]:
     """The tokens of the prompts, each once, and of the answers."""
     prompts = sum(map(len, ask.prompts))
     answers = sum(len(outputs[choice.index].token_ids) for choice in ask.choices if choice.index in outputs)

@@ -36,7 +36,6 @@ from evalengine.integrations.openai_server.answering import (
     unless_gone,
 )
 from evalengine.integrations.openai_server.answers import CREATED, Writer, usage
-from evalengine.integrations.openai_server.asks import Ask, chat_ask, check_counts, completion_ask
 from evalengine.integrations.openai_server.bodies import (
     SHORT,
     ChatBody,
@@ -49,6 +48,12 @@ from evalengine.integrations.openai_server.bodies import (
 from evalengine.integrations.openai_server.errors import ApiError
 from evalengine.integrations.openai_server.model import MOST_TOKENIZED, ServedModel
 from evalengine.integrations.openai_server.recorder import Recorder
+from evalengine.integrations.openai_server.request_bodies import (
+    ServerRequest,
+    chat_request,
+    check_counts,
+    completion_request,
+)
 from evalengine.integrations.openai_server.settings import ServeSettings
 
 SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -173,7 +178,7 @@ class Server:
         ask, headers = await self._in_thread(self._chat, content)
         return await self._run(request, ask, headers, await self._compiled(ask))
 
-    async def _compiled(self, ask: Ask) -> Grammar | None:
+    async def _compiled(self, ask: ServerRequest) -> Grammar | None:
         """The ask's grammar, compiled. Raises ApiError."""
         if ask.grammar is None:
             return None
@@ -193,15 +198,15 @@ class Server:
         pool = self._short if len(content) <= SHORT else self._long
         return asyncio.get_running_loop().run_in_executor(pool, work, content)
 
-    def _completion(self, content: bytes) -> tuple[Ask, dict[str, str]]:
+    def _completion(self, content: bytes) -> tuple[ServerRequest, dict[str, str]]:
         body = self._checked(CompletionBody, content)
-        return self._with_headers(completion_ask(body, self.model, self.settings))
+        return self._with_headers(completion_request(body, self.model, self.settings))
 
-    def _chat(self, content: bytes) -> tuple[Ask, dict[str, str]]:
+    def _chat(self, content: bytes) -> tuple[ServerRequest, dict[str, str]]:
         body = self._checked(ChatBody, content)
         tools = None if body.tool_choice == "none" else body.tools
         prompt = self.model.templated(body.messages, tools, body.chat_template_kwargs)
-        return self._with_headers(chat_ask(body, prompt, self.model, self.settings))
+        return self._with_headers(chat_request(body, prompt, self.model, self.settings))
 
     def _checked(self, kind: type[Body], content: bytes) -> Body:
         """The body that bytes are. Raises ApiError."""
@@ -214,13 +219,13 @@ class Server:
         self.model.check_name(getattr(body, "model", None))
         return body
 
-    def _with_headers(self, ask: Ask) -> tuple[Ask, dict[str, str]]:
+    def _with_headers(self, ask: ServerRequest) -> tuple[ServerRequest, dict[str, str]]:
         """A request, and the headers of its answer. Both take hashes of all prompts."""
         assert ask.id, "it is computed here, outside the event loop"
         return ask, {} if self.recorder is None else self.recorder.headers(ask)
 
     async def _run(
-        self, request: Request, ask: Ask, headers: Mapping[str, str], grammar: Grammar | None = None
+        self, request: Request, ask: ServerRequest, headers: Mapping[str, str], grammar: Grammar | None = None
     ) -> Response:
         if self.engine.num_open + len(ask.choices) > self.settings.max_open:
             raise ApiError(429, f"{self.engine.num_open} choices wait or run already; come back later", None,

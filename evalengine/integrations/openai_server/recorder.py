@@ -33,8 +33,8 @@ from evalengine.harness.outcome import Findings, hash_string, task_hash, thought
 from evalengine.harness.requests import SERVED, Plan, in_order, read_requests, request_line, requests_sha256
 from evalengine.harness.runner import expectation
 from evalengine.integrations.openai_server.answering import Submission
-from evalengine.integrations.openai_server.asks import Ask
 from evalengine.integrations.openai_server.errors import ApiError
+from evalengine.integrations.openai_server.request_bodies import ServerRequest
 from evalengine.records.evidence import CLIENT_REQUESTS, CONFIG
 from evalengine.records.folder import RunFolder, write_failed
 from evalengine.records.journal import Entry, Journal, LineFile
@@ -222,7 +222,7 @@ class Recorder:
         self.run = run
         self._reported = False  # that answers cannot be recorded
 
-    def headers(self, ask: Ask) -> dict[str, str]:
+    def headers(self, ask: ServerRequest) -> dict[str, str]:
         """The run's name, and the item of each generation, as `prove RUN --item ITEM` takes it."""
         requests = ask.generations([*range(len(ask.choices))])
         keys = {place: served_key(ask.task, recorded(one), one) for place, one in requests.items()}

@@ -339,7 +339,7 @@ def made_run(settings: Sequence[str], keep: Path | None, more: Mapping[str, str]
         name = re.split("[=.]", given.lstrip("+~"))[0]
         if (instead := OURS.get(name)) is not None:
             raise ConfigError(f"gate: {given}: {instead}")
-    from evalengine.config.words import word  # it loads Hydra
+    from evalengine.config.overrides import word  # it loads Hydra
 
     command = ["-m", "evalengine", *settings, *(word(name, value) for name, value in (more or {}).items())]
     place: AbstractContextManager[str]

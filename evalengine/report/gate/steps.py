@@ -20,7 +20,7 @@ from evalengine.report.read.run import Run
 from evalengine.report.stats.clusters import cluster_names
 from evalengine.report.stats.loss_bound import LossBound, SteppedBound
 from evalengine.report.stats.perplexity import has_log_likelihoods
-from evalengine.util.asking_order import first_of_order, in_order
+from evalengine.util.document_order import first_of_order, in_order
 
 SEQUENTIAL = "sequential"  # the identity's part that says a run is one in steps
 

@@ -41,7 +41,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Ask:
+class ServerRequest:
     """One request, resolved. Equal asks have equal answers, to the byte."""
 
     chat: bool
@@ -128,7 +128,7 @@ class Ask:
         return first
 
 
-def completion_ask(body: CompletionBody, model: ServedModel, settings: ServeSettings) -> Ask:
+def completion_request(body: CompletionBody, model: ServedModel, settings: ServeSettings) -> ServerRequest:
     """The requests of a completion. Raises ApiError, or ConfigError for what the engine rejects."""
     texts, prompts = _prompts(body, model)
     if body.best_of not in (None, body.n or 1):
@@ -140,12 +140,12 @@ def completion_ask(body: CompletionBody, model: ServedModel, settings: ServeSett
     if body.stream and body.echo:
         raise ApiError(400, "echo: a stream does not repeat the prompt; leave one of the two out", "echo")
     params = None if budget == 0 else _params(body, budget, prompts, model, body.logprobs)
-    ask = Ask(False, prompts, texts, body.n or 1, params, body.logprobs, bool(body.echo), **_common(body))
+    ask = ServerRequest(False, prompts, texts, body.n or 1, params, body.logprobs, bool(body.echo), **_common(body))
     return _checked(ask, model, settings)
 
 
-def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSettings) -> Ask:
-    """The requests of a chat, whose messages the template has rendered. Raises as `completion_ask`."""
+def chat_request(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSettings) -> ServerRequest:
+    """The requests of a chat, whose messages the template has rendered. Raises as `completion_request`."""
     grammar = _answer_grammar(body, model)
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs needs logprobs=true", "top_logprobs")
@@ -163,7 +163,9 @@ def chat_ask(body: ChatBody, prompt: str, model: ServedModel, settings: ServeSet
     if model.think_end is not None and (grammar is None or end is not None):
         params = replace(params, think_end_token=model.think_end)
     tools = offered(body.tools) if model.tool_format is not None and body.tool_choice != "none" else ()
-    ask = Ask(True, [ids], [prompt], body.n or 1, params, alternatives, tools=tools, grammar=grammar, **_common(body))
+    ask = ServerRequest(
+        True, [ids], [prompt], body.n or 1, params, alternatives, tools=tools, grammar=grammar, **_common(body)
+    )
     return _checked(ask, model, settings)
 
 
@@ -323,7 +325,7 @@ def _check_choices(count: int, settings: ServeSettings) -> None:
                        f"{settings.max_choices} in one request", "n")  # fmt: skip
 
 
-def _checked(ask: Ask, model: ServedModel, settings: ServeSettings) -> Ask:
+def _checked(ask: ServerRequest, model: ServedModel, settings: ServeSettings) -> ServerRequest:
     """The ask, if the engine can answer it. Raises ApiError and ConfigError."""
     _check_choices(len(ask.prompts) * ask.n, settings)  # before a list of so many is made
     most = max(ask.alternatives or 0, ask.prompt_alternatives or 0)
