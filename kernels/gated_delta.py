@@ -337,10 +337,9 @@ def gated_delta(
     The sequences are described as for `causal_conv`; the first `num_decodes` have one token each.
     chunks: the closed ones of the others, if there are others. closes: the number of layers whose chunks are closed
     first, from this one on, whose pools follow each other in memory; 0: an earlier layer has closed them.
-    start_slots: int32 [S], where the state and the open chunk's rows before the step are (None: in each sequence's
-    slot). Another slot than its own is only read, so several sequences may begin with it; it has an open chunk that is
-    not full, the sequence has more than one token in the step, and its own slot does not hold all of the open chunk
-    afterwards: the step is its last one.
+    start_slots: int32 [S], the slots with the state and the open chunk's rows before the step (None: `state_slots`).
+    Several sequences may share one. A sequence whose two slots differ must have more than one token in the step, an
+    open chunk that is not full, and no later step, because its slot does not get the chunk's earlier rows.
     """
     mixed, a, b, a_log, dt_bias = inputs
     tokens, device = len(mixed), mixed.device
@@ -367,7 +366,7 @@ def gated_delta(
     starts = (state_slots if start_slots is None else start_slots)[num_decodes:]
     ragged = cu_seqlens_q[num_decodes:], seqlens_k[num_decodes:], state_slots[num_decodes:], starts
     if n := len(chunks.sequence):
-        table = chunks.sequence, chunks.number, *ragged[:2], starts
+        table = chunks.sequence, chunks.number, *ragged[:2], starts  # these kernels only read slots
         sums = torch.empty((n, heads, 64), device=device)
         products = torch.empty((n, heads, 2, 64, 64), device=device)
         inverse = torch.empty((n, heads, 64, 64), device=device)

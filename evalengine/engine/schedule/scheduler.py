@@ -68,9 +68,9 @@ class Scheduler:
         # Places in the pools of states: one for each running sequence and each parent's state.
         self.free_slots = list(range(max_num_seqs))
         self.parent_states: list[ParentState] = []
-        # Slots of others that sequences of the step being planned read: what they hold must stay until it is launched.
+        # Slots of other sequences that the step being planned reads. Their contents must stay until it is launched.
         self.read_slots: set[int] = set()
-        self.freed_slots: list[int] = []  # those of them that are free once the step is launched
+        self.freed_slots: list[int] = []  # parents' slots among them, which become free then
         self.num_preemptions = 0
         self.num_cached_tokens = 0
 
@@ -255,8 +255,7 @@ class Scheduler:
         return running + sum(len(state.children) > 1 for state in self.parent_states)
 
     def _has_slot(self, parent_state: ParentState | None) -> bool:
-        """Whether there is a slot for a sequence with this parent's state; the last of its children takes over its
-        slot."""
+        """Whether there is a slot for a sequence with this parent's state. The last child may take over its slot."""
         if parent_state is None or len(parent_state.children) > 1 or parent_state.slot in self.read_slots:
             return bool(self.free_slots)
         return True
@@ -269,7 +268,7 @@ class Scheduler:
         if parent_state is not None and start == parent_state.num_tokens:
             slot = parent_state.slot
             if slot in self.freed_slots and all(num_new - 1 <= most_guesses(kind, start) for kind in self.recurrences):
-                self.freed_slots.remove(slot)  # the step adds rows that could be dropped: what others read stays
+                self.freed_slots.remove(slot)  # the step only adds rows, which the other readers ignore
                 self.free_slots.append(slot)
         elif snapshots is not None and start:
             slot = snapshots.use(self.block_manager.prefix(seq, start))
@@ -278,13 +277,13 @@ class Scheduler:
             return
         end = start + num_new
         if seq.ends_at(end) and not seq.successors and may_start_elsewhere(start, end):
-            self.read_slots.add(slot)  # a snapshot's, too, stays: copies into snapshots are planned before admissions
+            self.read_slots.add(slot)  # a snapshot cannot change either: copies into snapshots are planned earlier
             seq.start_slot = slot
         else:
             schedule.state_copies.append((slot, seq.state_slot))
 
     def _free_read_slots(self) -> None:
-        """Notes that all steps that read others' slots are launched."""
+        """Free the parents' slots that only launched steps read."""
         self.free_slots += self.freed_slots
         self.freed_slots.clear()
         self.read_slots.clear()

@@ -36,9 +36,9 @@ class Status(Enum):
 
 @dataclass(eq=False)
 class ParentState:
-    """A context's final state, held in its slot for the sequences that continue it. Each reads the state there, if
-    it has one step (`may_start_elsewhere`), or copies it when it is admitted; the last one takes over the slot, unless
-    its step overwrites what others read in it."""
+    """A context's final state, which stays in its slot for the sequences that continue it. A sequence that has one step
+    reads the state there (`may_start_elsewhere`); others copy it when they are admitted. The last one takes over the
+    slot, unless its step would overwrite what others read."""
 
     slot: int
     num_tokens: int  # of the context
@@ -64,7 +64,7 @@ class Sequence(ABC):
     snapshot_at: int = 0  # where its state is worth a copy for other sequences; 0: nowhere
     parent_state: ParentState | None = None  # until it is admitted: the state that it continues
     state_slot: int = -1  # its place in the pools of states while it runs
-    start_slot: int = -1  # where its next step finds the state: there, or where others read it, too
+    start_slot: int = -1  # the slot that its next step reads the state from: `state_slot`, or a shared one
     device_row: int = 0  # where the last launched step leaves its token on the device
     status: Status = Status.WAITING
     seq_id: int = field(default_factory=lambda: next(_ids))
