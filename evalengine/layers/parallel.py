@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from evalengine.layers.peer_memory import PeerMemory  # needs Triton
 
 logger = logging.getLogger(__name__)
+SECONDS_TO_ABORT = 2.0  # gloo aborts at once; NCCL needs a minute after a rank was lost
 
 
 class TensorParallel:
@@ -37,7 +38,8 @@ class TensorParallel:
         assert 0 <= rank < size and (size == 1 or group is not None)
         self.rank, self.size, self._group = rank, size, group
         self.peers: PeerMemory | None = None
-        self._aborted = False
+        self._first = threading.Lock()  # held for good by the thread that aborts the group
+        self._aborted = threading.Event()
 
     def part_of(self, parts: int | None = None) -> tuple[int, int]:
         """(part, parts): this rank holds the part-th of so many equal parts, of which several ranks in a row hold one.
@@ -103,20 +105,31 @@ class TensorParallel:
         Returns at once. NCCL lets its kernels go at once, too, but its abort returns only after more than a minute of
         asking the lost process for what they shared.
         """
-        self._aborted = True
         if self.peers is not None:
             self.peers.abort()
-        if self._group is not None:
-            threading.Thread(target=self._group.abort, name="evalengine abort", daemon=True).start()
+        threading.Thread(target=self._abort, name="evalengine abort", daemon=True).start()
 
     def close(self) -> None:
         """Ends the collectives, with their threads and their memory. Every rank calls it, unless one has called
-        `abort`: otherwise NCCL waits for the others."""
+        `abort`: otherwise NCCL waits for the others.
+
+        An abort in progress gets some time: a thread that comes back from torch while the interpreter shuts down would
+        end the process by SIGABRT."""
         if self.peers is not None:
             self.peers.close()
-        if self._group is not None and not self._aborted:
-            self._group.abort()
+        if self._group is not None:
+            self._abort()
+            self._aborted.wait(SECONDS_TO_ABORT)
         self.peers = self._group = None
+
+    def _abort(self) -> None:
+        """Abort the group, unless another call does or did."""
+        group = self._group
+        if group is not None and self._first.acquire(blocking=False):
+            try:
+                group.abort()
+            finally:
+                self._aborted.set()
 
     def broadcast(self, x: Tensor) -> Tensor:
         """Rank 0's x, on every rank. Overwrites the other ranks' x, which must be contiguous."""
