@@ -4,7 +4,7 @@ read.
     M rows, N columns, K the reduced dimension; experts of gpt-oss: T tokens, k experts of each.
 
 Weights are random codes and scales. Each product is checked byte by byte against the dense kernel's with the unpacked
-weight. Not run on a GPU yet.
+weight.
 """
 
 from __future__ import annotations
