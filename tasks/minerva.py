@@ -91,9 +91,7 @@ class MathScorer:
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         """The worker's reply. Raises ConfigError if lm-eval's code refuses the question, WorkerDied if it ended."""
         if self._worker is None:
-            code = (
-                f"import runpy, sys; sys.path[:] = {sys.path!r}; runpy.run_path({str(WORKER)!r}, run_name='__main__')"
-            )
+            code = f"import runpy, sys; sys.path[:] = {sys.path!r}; runpy.run_path({str(WORKER)!r}, {{}}, '__main__')"
             hashing = {"PYTHONHASHSEED": "0"}  # sympy iterates over sets, whose order depends on the hashes
             self._worker = LineWorker(["-c", code, str(installed_file(SCORER))], {**os.environ, **hashing})
             self._understood(self._worker.read())  # its first line says that it is ready

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalengine.api.perform import perform
-from evalengine.config.arguments import integer, no_model, number, shown
+from evalengine.config.check import no_model
 from evalengine.config.compose import compose_jobs
 from evalengine.config.overrides import escape_problems, is_text, word
 from evalengine.config.schema import ModelConfig
 from evalengine.config.shipped import GROUPS, shipped_model
 from evalengine.errors import ConfigError
+from evalengine.util.validation import integer, number, shown
 
 if TYPE_CHECKING:
     from evalengine.engine.llm import LLM

@@ -22,11 +22,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from evalengine.config.arguments import must
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.errors import ConfigError, first_of
 from evalengine.records.shapes import Count, Text, with_fields, wrong
 from evalengine.util.plain_files import parse_json, read_bytes
+from evalengine.util.validation import must
 
 SUFFIX = ".jsonl.gz"
 LARGEST_TEXT = 1 << 30  # bytes of a file's text: a gzip of a megabyte can unpack to a thousand times as many

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from evalengine.config.arguments import as_typed, integer, shown
 from evalengine.config.schema import LEVELS, MAX_MODEL_NAME, Config, EngineConfig, ModelConfig, Numerics
 from evalengine.errors import ConfigError
 from evalengine.util.plugins import added, not_installed
+from evalengine.util.validation import as_typed, integer, shown
 
 T = TypeVar("T")
 API_KEYS = ("EVALENGINE_API_KEY", "OPENAI_API_KEY")  # the variable whose value an endpoint is sent
@@ -218,3 +218,13 @@ def _applied(shared: T, own: T, where: str, keys: Set[str]) -> T:
         else:
             changes[item.name] = value
     return replace(own, **changes)  # type: ignore[type-var]
+
+
+def no_model(model: Any, expected: str) -> str:
+    """The message about an argument that is no model."""
+    if hasattr(model, "save_pretrained"):  # one of transformers
+        return (
+            f"model: a {type(model).__name__} in memory is not taken; save it and its tokenizer, each by "
+            "save_pretrained(FOLDER), and give the folder"
+        )
+    return f"model={shown(model)}: must be {expected}"

@@ -41,7 +41,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from evalengine.config.arguments import adapter, problems_of, read_as
 from evalengine.config.check import complete_model, completed, config_problems
 from evalengine.config.overrides import SEARCHED, literal, names_set, parse, quoted, read_texts, unknown
 from evalengine.config.schema import Config
@@ -49,6 +48,7 @@ from evalengine.config.shipped import CONF, GROUPS, ONE_OF, available, names_in,
 from evalengine.errors import ConfigError, listed
 from evalengine.util.plain_files import YAML_SUFFIXES, read_yaml
 from evalengine.util.plugins import added, load
+from evalengine.util.validation import adapter, problems_of, read_as
 
 MAX_RUNS = 1000  # runs of one sweep; each is composed before the first one runs
 OTHERS = {  # how a group's files are named that are not among its names

@@ -25,11 +25,11 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 
-from evalengine.config.arguments import is_unicode
 from evalengine.config.schema import Config
 from evalengine.config.shipped import GROUPS
 from evalengine.errors import ConfigError
 from evalengine.util.plain_files import is_later_part
+from evalengine.util.validation import is_unicode
 
 SEARCHED = "hydra.searchpath"
 BARE = re.compile(r"(?!(?i:null|true|false|inf|nan)$)(?:[A-Za-z/]|\.\.?/)[A-Za-z0-9_./-]*")  # it needs no quotes

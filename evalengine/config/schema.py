@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 from typing_extensions import LiteralString, Required, TypedDict
 
-from evalengine.config.arguments import integer, must, number
+from evalengine.util.validation import integer, must, number
 
 Numerics = Literal["fast", "exact", "native"]
 TEMPLATE_DATE = "2024-07-26"  # the date that Llama 3.1's and 3.2's own templates write without a clock

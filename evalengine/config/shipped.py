@@ -61,8 +61,8 @@ def package_of(path: Path) -> str | None:
 
 def outline(name: str) -> Config:
     """The configuration of `task=NAME` for a shipped task or group, with only the settings that task files set."""
-    from evalengine.config.arguments import read_as
     from evalengine.config.schema import Config  # pydantic takes long to import
+    from evalengine.util.validation import read_as
 
     return read_as(Config, settings_in(name))
 

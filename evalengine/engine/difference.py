@@ -7,9 +7,9 @@ from itertools import zip_longest
 
 import numpy as np
 
-from evalengine.config.arguments import shown
 from evalengine.engine.request import RequestOutput
 from evalengine.records.schema import Answer
+from evalengine.util.validation import shown
 
 
 def difference(first: Answer, again: RequestOutput, of_first: str, of_second: str = "computed again") -> str | None:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from evalengine.config.arguments import shown
 from evalengine.config.schema import EngineConfig, ModelConfig
 from evalengine.engine import self_test
 from evalengine.engine.execute.batch import NextToken, ScoredTokens
@@ -41,6 +40,7 @@ from evalengine.layers.base import product_kinds
 from evalengine.layers.ops import Ops
 from evalengine.models.causal_lm import CausalLM
 from evalengine.util.phases import phase
+from evalengine.util.validation import shown
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from evalengine.config.arguments import no_model
+from evalengine.config.check import no_model
 from evalengine.config.schema import SCHEDULE_FIELDS, EngineConfig, ModelConfig
 from evalengine.config.shipped import shipped_model
 from evalengine.engine.execute.memory import memory_problems, plan_num_kv_blocks

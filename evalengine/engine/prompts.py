@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, TypeVar
 
-from evalengine.config.arguments import integer, is_unicode, shown, token_ids
 from evalengine.engine.submission import refused
 from evalengine.errors import ConfigError
+from evalengine.util.validation import integer, is_unicode, shown, token_ids
 
 Prompt = str | list[int]
 Message = Mapping[str, str]  # {"role": ..., "content": ...}

@@ -16,11 +16,11 @@ import numpy as np
 from annotated_types import Ge, Le, Predicate
 from pydantic import BeforeValidator, InstanceOf, PlainValidator
 
-from evalengine.config.arguments import LARGEST, must, read_fields
 from evalengine.config.schema import NonEmpty, Real, Share, Whole
 from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors, Natural, TokenIdTuple, Unicode, as_tuple, of_plain, read_ids
 from evalengine.records.schema import Answer
+from evalengine.util.validation import LARGEST, must, read_fields
 
 FinishReason = Literal["stop", "length"]
 MIN_TEMPERATURE = 1e-6  # 1/T times a logprob stays far inside float64; a colder sample is as good as greedy

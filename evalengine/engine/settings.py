@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from evalengine.config.arguments import read_as, shown
 from evalengine.config.check import engine_contradictions, resolve_numerics
 from evalengine.config.schema import MAX_RANKS, Config, EngineConfig, Numerics
 from evalengine.errors import ConfigError
@@ -18,6 +17,7 @@ from evalengine.layers.flash_attention import PAGE_MULTIPLE
 from evalengine.layers.kernel_support import head_dim_problems, hidden_size_problems, kernel_problems
 from evalengine.models.spec import ModelSpec
 from evalengine.models.widths import widths
+from evalengine.util.validation import read_as, shown
 
 DEFAULT_BLOCK_SIZE = 64
 LARGEST_USEFUL_PAGE = PAGE_MULTIPLE  # tokens; flash-attn needs pages of so many, and nothing needs larger ones

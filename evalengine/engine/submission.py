@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from evalengine.config.arguments import shown
 from evalengine.config.schema import EngineConfig
 from evalengine.engine.execute.processing import Processing
 from evalengine.engine.kv_layout import ONE_TABLE, KVLayout, kv_layout
@@ -23,6 +22,7 @@ from evalengine.errors import ConfigError, first_of
 from evalengine.models.processors import RequestProcessors
 from evalengine.models.spec import ModelSpec
 from evalengine.records.schema import Answer
+from evalengine.util.validation import shown
 
 MAX_LISTED = 10
 

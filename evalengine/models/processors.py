@@ -9,9 +9,9 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le, MinLen
 from pydantic import AfterValidator, BeforeValidator, PlainValidator
 
-from evalengine.config.arguments import LARGEST, must, read_fields, token_ids
 from evalengine.config.schema import Least0, Real
 from evalengine.errors import ConfigError
+from evalengine.util.validation import LARGEST, must, read_fields, token_ids
 
 LARGEST_BIAS, LARGEST_PENALTY = 100, 2  # OpenAI's bounds, of either sign
 

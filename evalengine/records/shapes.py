@@ -12,8 +12,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, Strict, ValidationError, with_config
 from typing_extensions import NotRequired, TypedDict
 
-from evalengine.config.arguments import KNOWN_NAMES, Flag, Text, adapter, is_unicode, must, problems_of
 from evalengine.errors import listed
+from evalengine.util.validation import KNOWN_NAMES, Flag, Text, adapter, is_unicode, must, problems_of
 
 __all__ = ["AsciiText", "Count", "Flag", "Number", "Sha256", "Text", "UnicodeText", "Writable"]
 __all__ += ["each", "fits", "with_fields", "wrong"]

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from evalengine import LLM, SamplingParams
-from evalengine.config.arguments import integer, number, shown, token_ids
 from evalengine.engine.request import GenerateRequest, ScoreRequest
 from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors
+from evalengine.util.validation import integer, number, shown, token_ids
 
 
 def test_integers_of_every_library_and_nothing_else() -> None:

@@ -16,7 +16,7 @@ ARROWS: dict[str, set[str]] = {
     "kernels": set(),
     "verification": {"kernels", "util"},
     "layers": {"kernels", "verification", "errors", "version"},
-    "models": {"invariant", "kernels", "layers", "config", "errors", "version"},
+    "models": {"invariant", "kernels", "layers", "config", "util", "errors", "version"},
     "engine": {"records", "models", "layers", "verification", "kernels", "config", "util", "errors", "version"},
     "invariant": {"kernels", "verification", "errors"},
     "tasks": {"config", "util", "errors"},

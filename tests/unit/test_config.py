@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from evalengine.config.arguments import read_as
 from evalengine.config.check import config_problems, resolve_numerics
 from evalengine.config.compose import compose_jobs, read_config
 from evalengine.config.overrides import known_keys
 from evalengine.config.schema import Config, EngineConfig, GenerationConfig, selection, to_yaml
 from evalengine.config.shipped import available
 from evalengine.errors import ConfigError
+from evalengine.util.validation import read_as
 from tests.unit.shipped_tasks import each_task
 
 

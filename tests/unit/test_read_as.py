@@ -9,8 +9,8 @@ import pytest
 from pydantic import Field, Strict
 from typing_extensions import TypedDict
 
-from evalengine.config.arguments import KNOWN_NAMES, Flag, Text, must, read_as
 from evalengine.errors import ConfigError
+from evalengine.util.validation import KNOWN_NAMES, Flag, Text, must, read_as
 
 Integer = Annotated[int, Strict()]
 Number = Annotated[float, Strict()]

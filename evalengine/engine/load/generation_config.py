@@ -18,10 +18,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from evalengine.config.arguments import shown
 from evalengine.engine.load.hf_folder import GENERATION_CONFIG, generation_config
 from evalengine.errors import ConfigError
 from evalengine.models.processors import LogitsProcessors
+from evalengine.util.validation import shown
 
 FIX = "fix the file, or set model.generation_config=none to ignore all of its settings but the end-of-sequence ids"
 

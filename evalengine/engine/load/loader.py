@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from evalengine.config.arguments import read_as
 from evalengine.config.schema import ModelConfig
 from evalengine.engine.execute.memory import check_weights_fit
 from evalengine.engine.load.adapter import Adapter, resolve_adapter
@@ -54,6 +53,7 @@ from evalengine.models.registry import get_family
 from evalengine.models.spec import ModelSpec, dtype_name
 from evalengine.models.spec_checks import SUPPORTED_DTYPES, spec_problems
 from evalengine.util.plain_files import fingerprint, gguf_parts, is_later_part
+from evalengine.util.validation import read_as
 
 if TYPE_CHECKING:
     from evalengine.engine.load.gguf import GGUFFile

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from evalengine.config.arguments import integer, read_as, shown
 from evalengine.config.check import name_of_path, numerics_problems, run_problems
 from evalengine.config.schema import CacheConfig, Config, EngineConfig, ModelConfig
 from evalengine.errors import ConfigError, near
+from evalengine.util.validation import integer, read_as, shown
 
 DEFAULT_MAX_GEN_TOKS = 256  # as of lm-eval's hf and vllm models
 ENGINE = tuple(item.name for item in fields(EngineConfig))

@@ -13,13 +13,13 @@ from typing import Any
 
 from lm_eval.models import utils as lm_eval_utils
 
-from evalengine.config.arguments import integer, number, shown
 from evalengine.config.schema import LM_EVAL_LENGTHS, LM_EVAL_NEUTRAL
 from evalengine.engine.request import GenerateRequest, RequestOutput, SamplingParams, ScoreRequest
 from evalengine.engine.text.encode import encode_as, prefix_token_id
 from evalengine.errors import ConfigError, EvalEngineError, first_of
 from evalengine.harness.requests import HarnessRequest
 from evalengine.records.schema import RecordKey
+from evalengine.util.validation import integer, number, shown
 
 HONOURED = ("until", "max_gen_toks", "do_sample", "temperature", "top_p", "top_k")
 UNNAMED = "unnamed"  # the task of an instance that was made without one

@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 
-from evalengine.config.arguments import is_unicode
 from evalengine.integrations.openai_server.errors import MOST_PROBLEMS, ApiError
 from evalengine.models.processors import LARGEST_BIAS, LARGEST_PENALTY
 from evalengine.util.plain_files import MAX_JSON_DEPTH, parse_json
+from evalengine.util.validation import is_unicode
 
 SHORT = 1 << 16  # bytes: the library reads so many in 2 ms at most
 MOST_VALUES = 1 << 17  # in a body: strings, names, lists, objects, true, false and null; numbers are not counted

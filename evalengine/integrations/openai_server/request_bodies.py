@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
-from evalengine.config.arguments import LARGEST, shown
 from evalengine.engine.request import GenerateRequest, Request, SamplingParams, ScoreRequest
 from evalengine.engine.submission import check_requests
 from evalengine.engine.text.detokenizer import special_ids
@@ -23,6 +22,7 @@ from evalengine.integrations.openai_server.settings import ServeSettings
 from evalengine.integrations.openai_server.tool_calls import offered
 from evalengine.models.processors import LogitsProcessors, RequestProcessors
 from evalengine.records.sealed import canonical
+from evalengine.util.validation import LARGEST, shown
 
 logger = logging.getLogger(__name__)
 # The tools are part of the prompt, the grammar of the params.

@@ -9,9 +9,9 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from evalengine.config.arguments import read_as
 from evalengine.config.schema import Whole
 from evalengine.errors import ConfigError
+from evalengine.util.validation import read_as
 
 # Settings of a run that a server has, too; a name that ends with a dot stands for all below it.
 OF_THE_ENGINE = ("model", "model.", "engine.", "batch_invariant", "numerics")

@@ -26,10 +26,10 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Val
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict
 
-from evalengine.config.arguments import KNOWN_NAMES, Flag, Text, adapter, must, name_of, problems_of, shown
 from evalengine.errors import ConfigError, near
 from evalengine.records.shapes import Number
 from evalengine.util.plain_files import deep_merged, read_yaml
+from evalengine.util.validation import KNOWN_NAMES, Flag, Text, adapter, must, name_of, problems_of, shown
 
 POLICIES = Path(str(files("evalengine.conf"))) / "gate"
 RULES = ("digest", "tokens", "accuracy", "all_of", "any_of")

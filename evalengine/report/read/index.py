@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from evalengine.config.arguments import shown
 from evalengine.config.schema import Config, EngineConfig
 from evalengine.errors import ConfigError
 from evalengine.errors import listed as listed_words
@@ -28,6 +27,7 @@ from evalengine.report.read.groups import below, groups_of, roots_of
 from evalengine.report.read.lm_eval import number
 from evalengine.report.read.names import runs_below
 from evalengine.report.read.run import Run, command_line, parsed
+from evalengine.util.validation import shown
 
 NEWEST = 1000  # most runs that are listed
 BASELINES = 20  # newest JSON files looked at, in the folder and in the one above it

@@ -67,16 +67,6 @@ def token_ids(value: Any) -> list[int] | None:
     return None if None in read else [i for i in read if i is not None]
 
 
-def no_model(model: Any, expected: str) -> str:
-    """The message about an argument that is no model."""
-    if hasattr(model, "save_pretrained"):  # one of transformers
-        return (
-            f"model: a {type(model).__name__} in memory is not taken; save it and its tokenizer, each by "
-            "save_pretrained(FOLDER), and give the folder"
-        )
-    return f"model={shown(model)}: must be {expected}"
-
-
 def shown(value: Any) -> str:
     """A value in a message: Python's text of it, on one line and shortened."""
     try:
