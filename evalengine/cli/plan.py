@@ -19,7 +19,8 @@ from evalengine.config.shipped import available, outline
 from evalengine.errors import ConfigError
 from evalengine.plain_text import warn
 from evalengine.records.manifest_data import Manifest
-from evalengine.report.gate.planned import AS_SEEN, RATES, Rate, accuracy_rules, further_facts, plan_lines, plan_of
+from evalengine.report.gate.plan_report import further_facts, plan_lines
+from evalengine.report.gate.planned import AS_SEEN, RATES, Rate, accuracy_rules, plan_of
 from evalengine.report.gate.policies import Policy, load_policy
 from evalengine.report.read.groups import below
 from evalengine.report.read.load import load_data

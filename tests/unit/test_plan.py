@@ -11,7 +11,7 @@ import pytest
 
 from evalengine.__main__ import main
 from evalengine.cli import plan
-from evalengine.report.gate import planned
+from evalengine.report.gate import plan_report
 from evalengine.report.read.index import FINISHED, Entry
 from evalengine.report.read.run import Item, Key, Run, RunData
 from evalengine.report.stats.measured import spreads
@@ -81,13 +81,13 @@ def test_the_time_is_that_of_the_newest_run_here(
     assert "take about" not in said(capsys, *words)[1], "no figure where nothing is known"
     (tmp_path / "results").mkdir()
     runs = [Entry(tmp_path / "newest", FINISHED, task="gsm8k", model="m", pace=pace) for pace in (None, 0.5, 9.0)]
-    monkeypatch.setattr(planned, "entries", lambda root: runs)  # the newest first
+    monkeypatch.setattr(plan_report, "entries", lambda root: runs)  # the newest first
     assert re.search(r"gsm8k: 1,319 documents take about 11 min \(0.5 s each.*newest, m\)", said(capsys, *words)[1])
 
     def unreadable(root: Path) -> list[Entry]:
         raise PermissionError(13, "Permission denied", str(root))
 
-    monkeypatch.setattr(planned, "entries", unreadable)
+    monkeypatch.setattr(plan_report, "entries", unreadable)
     assert "take about" not in said(capsys, *words)[1], "nor where results/ cannot be read"
 
 
