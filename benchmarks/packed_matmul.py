@@ -22,7 +22,7 @@ from evalengine.bench.floor import copies_of, quickest_copy
 from evalengine.bench.timing import free_memory
 from evalengine.kernels import expert_matmul, matmul, packed_matmul
 from evalengine.kernels.expert_groups import group
-from evalengine.kernels.packed_rows import PackedForm, PackedRows
+from evalengine.kernels.packed_rows import PackedForm, PackedFragments, PackedRows, fragments_of
 from evalengine.verification.verdict import count_differing
 
 FORMS = (
@@ -61,7 +61,7 @@ def measure(timer: Timer, device: torch.device, sizes: PackedShapes | None = Non
         free_memory()
 
 
-def _random(form: PackedForm, shape: torch.Size, device: torch.device) -> PackedRows:
+def _random(form: PackedForm, shape: torch.Size, device: torch.device) -> PackedFragments:
     weight = PackedRows.empty(form, shape, device)
     weight.codes.random_(0, 0x70)  # no NaN of e4m3
     if form.scale == torch.uint8:
@@ -70,11 +70,13 @@ def _random(form: PackedForm, shape: torch.Size, device: torch.device) -> Packed
         weight.scales.uniform_(1e-3, 1e-2)
     if weight.zeros is not None:
         weight.zeros.random_(0, 16)
-    return weight
+    return fragments_of(weight)
 
 
-def _product(case: str, rows: int, weight: PackedRows, chosen: int, dtype: torch.dtype, timer: Timer) -> list[Line]:
-    device, row_bytes = weight.codes.device, weight.form.row_bytes(weight.shape[-1])
+def _product(
+    case: str, rows: int, weight: PackedFragments, chosen: int, dtype: torch.dtype, timer: Timer
+) -> list[Line]:
+    device, row_bytes = weight.words.device, weight.form.row_bytes(weight.shape[-1])
     x = torch.randn(rows, weight.shape[-1], device=device, dtype=dtype)
     dense = packed_matmul.unpack(weight, torch.empty(weight.shape, dtype=dtype, device=device))
     run: Callable[[], Tensor]

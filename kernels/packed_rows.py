@@ -1,6 +1,15 @@
-"""A packed weight in the one layout that the product kernels read, however a checkpoint stores it.
+"""A packed weight, however a checkpoint stores it: row by row, as it is loaded, and in the fragments of the products.
 
 N output features, K input features, G groups of a row's inputs, each with a scale; E experts.
+
+A fragment has 8 rows and 128 inputs of 4 bits, or 64 of 8 bits: 128 words, four for each lane of a warp. The product is
+a chain of m16n8k16, whose right operand needs from lane 4 g + t the numbers of row g in columns 2 t, 2 t + 1, 2 t + 8
+and 2 t + 9 of each 16. So column 32 c + 16 b + 8 h + 2 t + e of row g lies in lane 4 g + t,
+
+- of 4 bits in word c, byte 2 e + b, whose lower half has h = 0;
+- of 8 bits in word 2 c + b, byte 2 h + e,
+
+and no number crosses a lane between memory and the product (the idea is Marlin's, arXiv 2408.11743).
 """
 
 from __future__ import annotations
@@ -8,11 +17,14 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 Kind = Literal["e2m1", "e4m3", "int4", "int8"]
 GROUPS = tuple(1 << power for power in range(4, 11))  # sizes of groups that the kernels take, in addition to whole rows
+ROWS = 8  # of a fragment
+WORDS = 128  # of a fragment
 
 
 class PackedForm(NamedTuple):
@@ -26,14 +38,36 @@ class PackedForm(NamedTuple):
     def zeros(self) -> bool:
         return self.kind in ("int4", "int8")
 
+    @property
+    def halves(self) -> bool:
+        """Whether a byte has two numbers."""
+        return self.kind in ("e2m1", "int4")
+
+    @property
+    def unit(self) -> int:
+        """The inputs of a fragment."""
+        return 128 if self.halves else 64
+
+    @property
+    def scale_words(self) -> int:
+        """The words that a fragment's rows have for the scales, and zeros, of one group."""
+        if self.scale == torch.uint8:
+            return ROWS // 4
+        return 2 * ROWS if self.zeros and self.scale == torch.float32 else ROWS
+
     def columns(self, k: int) -> tuple[int, int]:
         """The bytes of a row's numbers, and its scales."""
-        return (k // 2 if self.kind in ("e2m1", "int4") else k), (k // self.group if self.group else 1)
+        return (k // 2 if self.halves else k), (k // self.group if self.group else 1)
+
+    def units(self, k: int) -> tuple[int, int]:
+        """The fragments next to each other that hold K inputs, and the groups that they have scales of."""
+        count = -(-k // self.unit)
+        return count, count * (self.unit // self.group) if 0 < self.group < self.unit else self.columns(k)[1]
 
     def row_bytes(self, k: int) -> int:
-        """The bytes of a row of K numbers, with its scales and zeros."""
-        numbers, groups = self.columns(k)
-        return numbers + groups * (self.scale.itemsize + 2 * self.zeros)
+        """The bytes of a row of K numbers, with its scales and zeros, in fragments."""
+        count, groups = self.units(k)
+        return 4 * (count * WORDS + groups * self.scale_words) // ROWS
 
 
 class PackedRows(NamedTuple):
@@ -48,17 +82,12 @@ class PackedRows(NamedTuple):
     def shape(self) -> torch.Size:
         """That of the numbers."""
         *leading, width = self.codes.shape
-        return torch.Size([*leading, 2 * width if self.form.kind in ("e2m1", "int4") else width])
+        return torch.Size([*leading, 2 * width if self.form.halves else width])
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors of the packed weight."""
         return tuple(x for x in self[:3] if x is not None)
-
-    def of(self, expert: int) -> PackedRows:
-        """One expert's weight."""
-        zeros = None if self.zeros is None else self.zeros[expert]
-        return self._replace(codes=self.codes[expert], scales=self.scales[expert], zeros=zeros)
 
     @classmethod
     def empty(cls, form: PackedForm, shape: torch.Size, device: torch.device) -> PackedRows:
@@ -70,10 +99,98 @@ class PackedRows(NamedTuple):
         return cls(codes, torch.empty(*leading, groups, dtype=form.scale, device=device), zeros, form)
 
 
-def unpacked_by_torch(weight: PackedRows) -> Tensor:
+class PackedFragments(NamedTuple):
+    """The weight [N, K], or [E, N, K], as the product kernels read it; rows and inputs past the end are 0."""
+
+    words: Tensor  # int32 [..., N / ROWS, fragments of a row, WORDS]
+    # int32 [..., N / ROWS, G, form.scale_words], of a group's 8 rows: a byte each of powers of two; the 16 bits of a
+    # scale, and the zero above them; else the scales in float32, and then the zeros if there are any
+    scales: Tensor
+    form: PackedForm
+    shape: torch.Size
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """The tensors of the packed weight."""
+        return self.words, self.scales
+
+    def of(self, expert: int) -> PackedFragments:
+        """One expert's weight."""
+        return self._replace(words=self.words[expert], scales=self.scales[expert], shape=self.shape[1:])
+
+
+def fragments_of(rows: PackedRows) -> PackedFragments:
+    """The weight in fragments; on the device of its rows, where it takes three times their memory for a moment."""
+    form, (*leading, n, k) = rows.form, rows.shape
+    count, groups = form.units(k)
+
+    def tiles(x: Tensor, columns: int) -> Tensor:
+        """[experts, tile of rows, row, column]"""
+        x = F.pad(x, (0, columns - x.shape[-1], 0, -n % ROWS))
+        return x.reshape(-1, x.shape[-2] // ROWS, ROWS, columns)
+
+    codes = tiles(rows.codes, form.columns(count * form.unit)[0])
+    if form.halves:
+        codes = _exchanged(codes.unflatten(-1, (count, 4, 2, 2, 4)))
+        words = codes.permute(0, 1, 3, 2, 7, 4, 6, 5)
+    else:
+        words = codes.unflatten(-1, (count, 2, 2, 2, 4, 2)).permute(0, 1, 3, 2, 7, 4, 5, 6, 8)
+    words = words.reshape(*leading, -1, count, 4 * WORDS).view(torch.int32)
+    scales = tiles(rows.scales, groups).transpose(-1, -2)
+    if form.scale == torch.uint8:
+        scales = scales.contiguous().view(torch.int32)
+    elif not form.zeros:
+        scales = scales.float().contiguous().view(torch.int32)
+    else:
+        assert rows.zeros is not None
+        zeros = tiles(rows.zeros, groups).transpose(-1, -2).int()
+        if form.scale == torch.float32:
+            scales = torch.cat([scales.contiguous().view(torch.int32), zeros], -1)
+        else:
+            scales = scales.contiguous().view(torch.int16).int() & 0xFFFF | zeros << 16
+    return PackedFragments(words, scales.reshape(*leading, -1, groups, form.scale_words), form, rows.shape)
+
+
+def rows_of(weight: PackedFragments) -> PackedRows:
+    """The rows of which the fragments were made."""
+    form, (*leading, n, k), (tiles, count) = weight.form, weight.shape, weight.words.shape[-3:-1]
+    data = weight.words.view(torch.uint8)
+    if form.halves:
+        codes = data.view(-1, tiles, count, ROWS, 4, 4, 2, 2).permute(0, 1, 3, 2, 5, 7, 6, 4)
+        codes = _exchanged(codes)
+    else:
+        codes = data.view(-1, tiles, count, ROWS, 4, 2, 2, 2, 2).permute(0, 1, 3, 2, 5, 6, 7, 4, 8)
+    width, groups = form.columns(k)
+
+    def rows(x: Tensor, columns: int) -> Tensor:
+        x = x.reshape(*leading, tiles * ROWS, -1)[..., :n, :columns]
+        return x.clone(memory_format=torch.contiguous_format)
+
+    scales, zeros = weight.scales, None
+    if form.scale == torch.uint8:
+        scales = scales.view(torch.uint8)
+    elif not form.zeros:
+        scales = scales.view(torch.float32).to(form.scale)
+    elif form.scale == torch.float32:
+        scales, zeros = scales.split(ROWS, -1)
+        scales = scales.contiguous().view(torch.float32)
+    else:
+        scales, zeros = scales.short().view(form.scale), scales >> 16
+    if zeros is not None:
+        zeros = rows(zeros.short().transpose(-1, -2), groups)
+    return PackedRows(rows(codes, width), rows(scales.transpose(-1, -2), groups), zeros, form)
+
+
+def _exchanged(x: Tensor) -> Tensor:
+    """Bytes [..., 2, t]: the upper half of the first of two with the lower half of the second."""
+    first, second = x.unbind(-2)
+    return torch.stack([first & 15 | second << 4, first >> 4 | second & 240], -2)
+
+
+def unpacked_by_torch(weight: PackedRows | PackedFragments) -> Tensor:
     """float32 [..., N, K]: the numbers, by torch's own operations."""
-    codes, scales, zeros, form = weight
-    if form.kind in ("e2m1", "int4"):
+    codes, scales, zeros, form = weight if isinstance(weight, PackedRows) else rows_of(weight)
+    if form.halves:
         codes = torch.stack([codes & 15, codes >> 4], -1).flatten(-2)
     if form.kind == "e2m1":
         numbers = torch.tensor(E2M1, device=codes.device)[codes.int()]

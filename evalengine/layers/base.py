@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from evalengine.kernels.packed_rows import PackedRows
+from evalengine.kernels.packed_rows import PackedFragments, PackedRows
 from evalengine.layers.ops import Ops, PreparedWeight
 from evalengine.layers.parallel import TensorParallel
 from evalengine.layers.variants import Fp8Rows
@@ -84,7 +84,7 @@ class ProductLayer(Layer):
     @property
     def kind(self) -> tuple[object, ...]:
         """A key that distinguishes its kernels from those of a layer of the same sizes."""
-        form = self.prepared.form if isinstance(self.prepared, PackedRows) else None
+        form = self.prepared.form if isinstance(self.prepared, PackedFragments) else None
         rule = self.input_rule and (self.input_rule.group, self.input_rule.scale is None, self.input_rule.power)
         return form, rule, self.unquantized is None
 

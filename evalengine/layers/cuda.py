@@ -43,7 +43,7 @@ from evalengine.kernels import (
 )
 from evalengine.kernels.attention_batch import KVCache
 from evalengine.kernels.mixture_variant import Router
-from evalengine.kernels.packed_rows import PackedRows
+from evalengine.kernels.packed_rows import PackedFragments, PackedRows, fragments_of
 from evalengine.kernels.recurrent_variant import (
     DeltaInputs,
     DeltaState,
@@ -236,16 +236,16 @@ class NativeOps(CudaOps):
         if self._scratch is None or len(self._scratch) < weight.shape.numel():
             self._scratch = None
             self._scratch = torch.empty(weight.shape.numel(), dtype=self.dtype, device=self.device)
-        return packed.verified(weight, self._scratch, biased) if self.device.type == "cuda" else weight
+        return packed.verified(weight, self._scratch, biased) if self.device.type == "cuda" else fragments_of(weight)
 
     def linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None = None) -> Tensor:
-        if isinstance(weight, PackedRows):
+        if isinstance(weight, PackedFragments):
             assert self._scratch is not None
             return packed_matmul.linear(x, weight, bias, self._scratch)
         return matmul.linear(x, weight, bias)
 
     def expert_linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None, groups: Groups) -> Tensor:
-        if isinstance(weight, PackedRows):
+        if isinstance(weight, PackedFragments):
             assert self._scratch is not None
             return packed_matmul.expert_linear(x, weight, bias, groups, self._scratch)
         return super().expert_linear(x, weight, bias, groups)

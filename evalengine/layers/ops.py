@@ -62,7 +62,7 @@ class Ops(ABC):
     vocabulary_block: int = 1
     # Whether recurrences are computed in chunks, and store the rows of the open one with their states.
     chunked: bool = False
-    # Whether products take `PackedRows`; and whether layers are made without storage for their weights, for now.
+    # Whether products take packed weights; and whether layers are made without storage for their weights, for now.
     keeps_packed: bool = False
     without_storage: bool = False
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from evalengine.kernels.mixture_variant import Router
-from evalengine.kernels.packed_rows import PackedRows, unpacked_by_torch
+from evalengine.kernels.packed_rows import PackedFragments, unpacked_by_torch
 from evalengine.layers import fast_mixture
 from evalengine.layers.fast import FastOps
 from evalengine.layers.metadata import AttentionMetadata
@@ -51,7 +51,7 @@ class PlainOps(FastOps):
 
     def _numbers(self, weight: PreparedWeight, dtype: torch.dtype) -> Tensor:
         """The weight's numbers, rounded to the run's dtype as they are when a checkpoint is unpacked."""
-        if isinstance(weight, PackedRows):
+        if isinstance(weight, PackedFragments):
             weight = unpacked_by_torch(weight).to(self.run_dtype)
         return weight.to(dtype)
 
@@ -83,7 +83,7 @@ class PlainOps(FastOps):
         out = torch.empty(*groups.shape, weight.shape[1], dtype=x.dtype, device=x.device)
         for expert in groups.unique().tolist():
             token, rank = (groups == expert).nonzero(as_tuple=True)
-            own = weight.of(expert) if isinstance(weight, PackedRows) else weight[expert]
+            own = weight.of(expert) if isinstance(weight, PackedFragments) else weight[expert]
             rows = x[token] if x.ndim == 2 else x[token, rank]
             out[token, rank] = self.linear(rows, own, None if bias is None else bias[expert])
         return out

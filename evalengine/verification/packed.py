@@ -17,33 +17,36 @@ from torch import Tensor
 
 from evalengine.kernels import expert_matmul, matmul, packed_matmul
 from evalengine.kernels.expert_groups import group
-from evalengine.kernels.packed_rows import PackedForm, PackedRows, unpacked_by_torch
+from evalengine.kernels.packed_rows import PackedForm, PackedFragments, PackedRows, fragments_of, unpacked_by_torch
 from evalengine.verification import operands
 
 logger = logging.getLogger(__name__)
-DENSE_ROWS = (1, 16, 17, 33, 65, packed_matmul.FEW)  # those of every schedule, in tiles that are full and that are not
+DENSE_ROWS = (1, 16, 17, 33, 65)  # those of every schedule, in tiles that are full and that are not
 HEIGHTS = (16, 32, packed_matmul.TALLEST)  # of experts' tiles
 SOME = 64  # rows of a weight that torch unpacks
 _compared: dict[tuple[PackedForm, torch.Size, torch.dtype, bool], str] = {}  # what was found, "" for nothing
 _unreadable: set[PackedForm] = set()
 
 
-def verified(weight: PackedRows, scratch: Tensor, biased: bool = False) -> PackedRows | Tensor:
-    """The weight, or its numbers where this GPU does not unpack it rightly; the first of every form and shape, with
-    biases and without, is compared. scratch: room for the unpacked weight, in the dtype of products."""
+def verified(rows: PackedRows, scratch: Tensor, biased: bool = False) -> PackedFragments | Tensor:
+    """The weight in fragments, or its numbers where this GPU does not unpack it rightly; the first of every form and
+    shape, with biases and without, is compared. scratch: room for the unpacked weight, in the dtype of products."""
+    weight = fragments_of(rows)
     key = (weight.form, weight.shape, scratch.dtype, biased)
     if key not in _compared:
-        wrong = _reason(lambda: _unpacks_otherwise(weight, scratch))
+        wrong = _reason(lambda: _unpacks_otherwise(rows, weight, scratch))
         if wrong:
             _unreadable.add(weight.form)
-        elif wrong := _reason(lambda: _multiplies_otherwise(weight, scratch, biased)):
+        elif packed_matmul.fuses(scratch.dtype, weight.form) and (
+            wrong := _reason(lambda: _multiplies_otherwise(weight, scratch, biased))
+        ):
             packed_matmul.excluded.add(weight.form)
         _compared[key] = wrong and f"weights packed as {weight.form} of {list(weight.shape)}: {wrong}"
         if wrong:
             logger.warning("%s; they are unpacked, which has the right bytes; please report it", _compared[key])
     if weight.form not in _unreadable:
         return weight
-    return unpacked_by_torch(weight).to(scratch.dtype)
+    return unpacked_by_torch(rows).to(scratch.dtype)
 
 
 def packed_verdict() -> dict[str, Any]:
@@ -61,15 +64,15 @@ def _reason(compare: Callable[[], str]) -> str:
         return f"does not run: {type(error).__name__}: {error}"[:300]
 
 
-def _unpacks_otherwise(weight: PackedRows, scratch: Tensor) -> str:
+def _unpacks_otherwise(rows: PackedRows, weight: PackedFragments, scratch: Tensor) -> str:
     found = packed_matmul.unpack(weight, scratch[: weight.shape.numel()].view(weight.shape)).flatten(0, -2)[:SOME]
-    codes, scales, zeros = (None if x is None else x.flatten(0, -2)[:SOME] for x in weight[:3])
+    codes, scales, zeros = (None if x is None else x.flatten(0, -2)[:SOME] for x in rows[:3])
     assert codes is not None and scales is not None
-    rows = PackedRows(codes, scales, zeros, weight.form)
-    return "" if _same(found, unpacked_by_torch(rows).to(found.dtype)) else "unpacking differs"
+    some = PackedRows(codes, scales, zeros, rows.form)
+    return "" if _same(found, unpacked_by_torch(some).to(found.dtype)) else "unpacking differs"
 
 
-def _multiplies_otherwise(weight: PackedRows, scratch: Tensor, biased: bool) -> str:
+def _multiplies_otherwise(weight: PackedFragments, scratch: Tensor, biased: bool) -> str:
     random = operands.Random(scratch.dtype, scratch.device)
     bias = random(*weight.shape[:-1]) if biased else None
     dense = packed_matmul.unpack(weight, scratch[: weight.shape.numel()].view(weight.shape))

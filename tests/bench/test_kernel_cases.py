@@ -16,7 +16,6 @@ from torch import Tensor
 from benchmarks import attention, attention_cascade, expert_matmul, measure, packed_matmul, recurrent, row_cases, rows
 from benchmarks.report import Failure, Timing
 from evalengine.kernels import matmul
-from evalengine.kernels.matmul_schedules import MatmulSchedule
 from evalengine.kernels.mixture_variant import Router
 from evalengine.kernels.recurrent_variant import GatedDelta, Mamba2
 from tests.references import reference
@@ -178,13 +177,19 @@ def test_experts_measures_every_product_and_their_choice(monkeypatch: pytest.Mon
 
 
 def test_packed_measures_every_form_and_checks_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter sums by the tile's depth: its products are told apart from the dense ones by a schedule alone."""
+    """The interpreter cannot run the product's kernel; here the weight is unpacked first."""
     sizes = packed_matmul.PackedShapes(((24, 128),), ((5, 2, 16, 64),), (3,), torch.float16)
     timer, _ = fake_timer(ours=2.0, copy_by_the_driver=1.9, copy_by_a_kernel=1.8)
-    real = packed_matmul.packed_matmul.fused
-    dense = MatmulSchedule("pointer", 16, 32, 256, swap=True)
-    for module in (matmul, packed_matmul.expert_matmul):
-        monkeypatch.setattr(module, "choose", lambda *_: dense)
+
+    def real(x: Tensor, weight: Any, bias: None, groups: Any) -> Tensor:
+        dense = packed_matmul.packed_matmul.unpack(weight, torch.empty(weight.shape, dtype=x.dtype))
+        return (
+            matmul.linear(x, dense)
+            if groups is None
+            else expert_matmul.expert_matmul.expert_linear(x, dense, bias, groups)
+        )
+
+    monkeypatch.setattr(packed_matmul.packed_matmul, "fused", real)
     lines = list(packed_matmul.measure(timer, DEVICE, sizes))
     assert [line for line in lines if isinstance(line, Failure)] == [] and len(lines) == 10
     read = [line.work for line in lines if isinstance(line, Timing) and line.target]

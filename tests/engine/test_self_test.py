@@ -288,13 +288,14 @@ def test_a_launch_repeated_for_another_mixture_is_found(folders: ModelFolders, m
 
 @pytest.mark.gpu
 def test_a_packed_product_with_other_bytes_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 32 weight rows, which the comparison at load does not see here."""
+    """Which the comparison at load does not see here."""
     from evalengine.kernels import packed_matmul
+    from evalengine.kernels.packed_rows import fragments_of
     from evalengine.verification import packed
 
-    monkeypatch.setattr(packed_matmul, "WEIGHT_ROWS", 32)
-    monkeypatch.setattr(packed_matmul, "_launches", {})
-    monkeypatch.setattr(packed, "verified", lambda weight, *_: weight)
+    real = packed_matmul.fused
+    monkeypatch.setattr(packed, "verified", lambda rows, *_: fragments_of(rows))
+    monkeypatch.setattr(packed_matmul, "fused", lambda *args: real(*args).mul_(1 + 2**-7))
     checkpoint = open_checkpoint(ModelConfig(path="shape:gpt-oss-20b-mxfp4"), 2)
     with pytest.raises(EvalEngineError, match="self-test failed"):
         LLM(checkpoint, batch_invariant=True, max_model_len=2048, self_test="always")

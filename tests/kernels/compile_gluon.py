@@ -1,4 +1,5 @@
-"""Compiles the Gluon kernels, which needs no GPU: `python -m tests.kernels.compile_gluon prefill` (or `resident`).
+"""Compiles the Gluon kernels, which needs no GPU: `python -m tests.kernels.compile_gluon prefill` (or `resident`,
+`packed`).
 
 Prints a JSON list with the compiled code's figures, one object per case. This is a process of its own because Triton
 runs as an interpreter in the tests' process.
@@ -23,6 +24,7 @@ RESIDENTS = (  # (compute capability, dtype, whether rows are aligned to 16 byte
     *((90, "fp32", True, 256), (90, "bf16", True, 38), (90, "fp32", False, 38), (90, "bf16", False, 13)),
     (80, "fp32", True, 38),
 )
+PACKED = (*((place, False) for place in range(8)), (0, True))  # of `packed_weights.FORMS`; whether of experts
 
 
 def compiled_elsewhere(*arguments: str, program: str = "compile_gluon") -> Any:
@@ -94,10 +96,33 @@ def resident(arch: int, dtype: str, is_aligned: bool, chunks: int) -> dict[str, 
     return {**case, "shared_bytes": compiled.metadata.shared}
 
 
+def packed(place: int, is_expert: bool) -> dict[str, Any]:
+    """Compiles the product with packed weights of a form, of a layer or of experts."""
+    from evalengine.kernels import packed_matmul
+    from evalengine.kernels.packed_matmul_kernel import packed_kernel
+    from tests.kernels.packed_weights import FORMS
+
+    form, s = FORMS[place], packed_matmul.OF_HEIGHT[64 if is_expert else 16]
+    values = (s.block_m, s.block_m, s.tiles, s.block_k, s.num_stages, 1, *packed_matmul.form_constants(form))
+    constants = dict(zip(packed_kernel.arg_names[-len(values) :], values, strict=True))
+    pointers = dict.fromkeys(("words_ptr", "scales_ptr", "order_ptr", "tiles_ptr"), "*i32")
+    pointers |= dict.fromkeys(("x_ptr", "bias_ptr", "y_ptr"), "*bf16")
+    if not is_expert:
+        constants |= {"order_ptr": None, "tiles_ptr": None}
+    kinds = pointers | dict.fromkeys(constants, "constexpr")
+    signature = {name: kinds.get(name, "i32") for name in packed_kernel.arg_names}
+    aligned = {*pointers, "stride_x", "N", "K"} - constants.keys()
+    compiled = _compile(packed_kernel, signature, constants, aligned, 90, num_warps=s.num_warps)
+    ptx = compiled.asm["ptx"]
+    counts = {name: ptx.count(name) for name in ("mma.sync.aligned.m16n8k16", "wgmma", "fma.rn.f32", "ld.shared.b16")}
+    return {"form": str(form), "expert": is_expert, "shared_bytes": compiled.metadata.shared, **counts}
+
+
 def main() -> None:
     cases = {
         "prefill": lambda: [prefill(*case) for case in PREFILLS],
         "resident": lambda: [resident(*case) for case in RESIDENTS],
+        "packed": lambda: [packed(*case) for case in PACKED],
     }
     json.dump(cases[sys.argv[1]](), sys.stdout)
 

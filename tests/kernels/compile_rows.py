@@ -127,18 +127,11 @@ def packed() -> Iterator[dict[str, Any]]:
     from evalengine.kernels import packed_matmul
     from tests.kernels.packed_weights import FORMS
 
+    KINDS.update(words_ptr="*i32", scales_ptr="*i32")
+    names = ("KIND", "SCALE", "GROUP", "UNIT", "SCALE_WORDS")
     for form in FORMS:
-        KINDS.update(codes_ptr="*u8", scales_ptr=f"*{NAMES[form.scale]}", zeros_ptr="*i16")
-        whole = {"KIND": form.kind, "GROUP": form.group, **({} if form.zeros else {"zeros_ptr": None})}
-        tile = {"BLOCK_N": 16, "BLOCK_K": 256, "EVEN_K": True}
-        yield _counted(packed_matmul._unpack_kernel, "bf16", {**tile, **whole})
-        for rows in (16, 128):
-            s = packed_matmul.choose(rows)
-            tile = {"BLOCK_M": s.block_m, "BLOCK_N": packed_matmul.WEIGHT_ROWS, "BLOCK_K": s.block_k, "EVEN_K": True}
-            dense = {"bias_ptr": None, "order_ptr": None, "tiles_ptr": None, "SHARED": 1}
-            yield _counted(packed_matmul._packed_kernel, "bf16", {**tile, **whole, **dense})
-        tile["BLOCK_M"] = packed_matmul.TALLEST
-        yield _counted(packed_matmul._packed_kernel, "bf16", {**tile, **whole, "SHARED": 8})
+        constants = dict(zip(names, packed_matmul.form_constants(form), strict=True))
+        yield _counted(packed_matmul._unpack_kernel, "bf16", {"COLUMNS": packed_matmul.UNPACK_COLUMNS, **constants})
 
 
 def mixtures() -> Iterator[dict[str, Any]]:

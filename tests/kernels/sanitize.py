@@ -158,6 +158,7 @@ def packed() -> None:
     """Runs the unpacking of every form and the products that read packed bytes, of layers and of experts."""
     from evalengine.kernels import fp8_rows, packed_matmul
     from evalengine.kernels.expert_groups import group
+    from evalengine.kernels.packed_rows import fragments_of
     from tests.kernels.packed_weights import FORMS
     from tests.kernels.packed_weights import packed as weight_of
     from tests.kernels.test_packed_matmul import DEVICE, columns_of, ids_of, numbers
@@ -167,9 +168,10 @@ def packed() -> None:
         k = columns_of(form)
         x = numbers(67, k, dtype=torch.float16, seed=0)
         fp8_rows.fp8_rows(x, 128, None, False)
-        weight, experts = (weight_of(form, *shape, k, device=DEVICE)[0] for shape in ((45,), (6, 37)))
+        weight, experts = (fragments_of(weight_of(form, *shape, k, device=DEVICE)[0]) for shape in ((45,), (6, 37)))
         packed_matmul.unpack(weight, torch.empty(45, k, dtype=x.dtype, device=DEVICE))
         packed_matmul.fused(x, weight, None, None)
+        packed_matmul.fused(x[:16].contiguous(), weight, None, None)
         packed_matmul.fused(x[:23].contiguous(), experts, None, groups)
 
 

@@ -1,6 +1,6 @@
 """Products that read packed weights have the bytes of the dense kernel's products with the numbers that they stand for.
 
-In the interpreter NumPy's order of summation follows the tile's depth, which is the same on both sides.
+The interpreter knows no Gluon: without a GPU the product's kernel is compiled, not run.
 """
 
 from __future__ import annotations
@@ -12,135 +12,163 @@ from torch import Tensor
 from evalengine.kernels import expert_matmul, matmul, packed_matmul
 from evalengine.kernels.expert_groups import group
 from evalengine.kernels.launching import launch
-from evalengine.kernels.matmul_schedules import POINTER, MatmulSchedule
 from evalengine.kernels.packed_matmul import PackedSchedule
-from evalengine.kernels.packed_rows import PackedForm, PackedRows
+from evalengine.kernels.packed_rows import PackedForm, PackedRows, fragments_of, rows_of, unpacked_by_torch
 from tests.bitwise import assert_bitwise_equal, count_differing
+from tests.kernels.compile_gluon import PACKED, compiled_elsewhere
 from tests.kernels.packed_weights import FORMS, packed
+from tests.kernels.test_attention_hopper import SHARED_BYTES
 from tests.kernels.test_expert_matmul import ids_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BF16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)  # the interpreter computes bf16 wrongly
-DTYPES = [torch.float16, torch.float32, BF16]
+HALVES = [torch.bfloat16, torch.float16]
 IDS = [f"{form.kind}-{form.group}" for form in FORMS]
+SCHEDULES = [
+    *{packed_matmul.choose(rows, n): None for rows in (1, 32, 64) for n in (4096, 16384)},
+    PackedSchedule(16, 1, 128, 2, num_warps=1),
+    PackedSchedule(32, 4, 256, 3, num_warps=2),
+    PackedSchedule(64, 1, 256, 2, num_warps=8),
+]
 
 
 def numbers(*shape: int, dtype: torch.dtype, seed: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype).to(DEVICE)
 
 
-def of_the_same_depth(s: PackedSchedule) -> MatmulSchedule:
-    """The dense product's schedule of the same tiles; on a GPU any other one has the same bytes."""
-    return MatmulSchedule(
-        POINTER, s.block_m, packed_matmul.WEIGHT_ROWS, s.block_k, s.num_warps, s.num_stages, swap=True
-    )
-
-
 def columns_of(form: PackedForm) -> int:
-    """A K that no tile's depth divides, if the groups allow that."""
-    return 512 if form.group == 256 else 384 if form.group == 128 else 288
+    """A K that no step divides, nor a fragment if the groups allow that."""
+    return 512 + 256 if form.group == 256 else 384 if form.group == 128 else 288
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", FORMS, ids=IDS)
+def test_fragments_are_the_rows_in_another_order(form: PackedForm) -> None:
+    """No number is lost or rounded, whatever the sizes, and each lies where the module says."""
+    for shape in ((1, 512), (37, 768), (2, 5, 1024), (3, 16, 256)):
+        weight, truth = packed(form, *shape)
+        fragments = fragments_of(weight)
+        for one, other in zip(rows_of(fragments).tensors, weight.tensors, strict=True):
+            assert_bitwise_equal(one, other)
+        assert_bitwise_equal(unpacked_by_torch(fragments), truth)
+    assert_bitwise_equal(unpacked_by_torch(fragments.of(2)), truth[2])
+    row, column = 11, 201  # column 32 c + 16 b + 8 h + 2 t + e
+    c, b, h, t, e = column % form.unit // 32, column // 16 % 2, column // 8 % 2, column // 2 % 4, column % 2
+    words = fragments.words[2, row // 8, column // form.unit].view(torch.uint8).view(8, 4, 4, 4)[row % 8, t]
+    stored = weight.codes[2, row]
+    if form.halves:
+        assert words[c, 2 * e + b] >> 4 * h & 15 == stored[column // 2] >> 4 * e & 15
+    else:
+        assert words[2 * c + b, 2 * h + e] == stored[column]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, BF16])
 @pytest.mark.parametrize("form", FORMS, ids=IDS)
 def test_a_weight_is_unpacked_to_its_numbers(form: PackedForm, dtype: torch.dtype) -> None:
     k = columns_of(form)
     for shape in ((37, k), (2, 5, k)):
         weight, truth = packed(form, *shape, device=DEVICE)
         out = torch.full(shape, torch.nan, dtype=dtype, device=DEVICE)
-        assert_bitwise_equal(packed_matmul.unpack(weight, out).cpu(), truth.to(dtype))
+        assert_bitwise_equal(packed_matmul.unpack(fragments_of(weight), out).cpu(), truth.to(dtype))
 
 
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_products_kernel_compiles_for_every_form() -> None:
+    """To a chain of one instruction, without a contraction; a contraction of a scale and a zero would round once less.
+
+    Experts' tiles have 64 rows: four of the instruction's."""
+    cases = compiled_elsewhere("packed")
+    assert len(cases) == len(PACKED) and {case["form"] for case in cases} == {*map(str, FORMS)}
+    for case in cases:
+        per_16 = 4 * 2 if case["expert"] else 2
+        steps = 128 if case["expert"] else 256
+        assert case["mma.sync.aligned.m16n8k16"] == steps // 16 * per_16
+        assert case["wgmma"] == case["fma.rn.f32"] == 0 and case["shared_bytes"] <= SHARED_BYTES
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "biased"), [(torch.bfloat16, False), (torch.float16, True)])
 @pytest.mark.parametrize("form", FORMS, ids=IDS)
 def test_rows_have_the_dense_kernels_bytes(form: PackedForm, dtype: torch.dtype, biased: bool) -> None:
-    k, n = columns_of(form), 45
-    weight, truth = packed(form, n, k, device=DEVICE)
-    dense = truth.to(dtype).to(DEVICE)
-    bias = numbers(n, dtype=dtype, seed=1) if biased else None
-    whole = numbers(19, k, dtype=dtype, seed=2)
-    for schedule in (packed_matmul.choose(19), PackedSchedule(16, 64)):
-        expected = matmul.matmul(whole, dense.t(), bias, schedule=of_the_same_depth(schedule))
-        assert_bitwise_equal(packed_matmul.fused(whole, weight, bias, None, schedule), expected)
-        for rows in (1, 16):
+    """Of odd sizes, by the schedule of each number of rows; and by every schedule, in a product long enough for another
+    order of K to show."""
+    for n, k in ((45, columns_of(form)), (384, 2048)):
+        weight, truth = packed(form, n, k, device=DEVICE)
+        weight, dense = fragments_of(weight), truth.to(dtype).to(DEVICE)
+        bias = numbers(n, dtype=dtype, seed=1) if biased else None
+        whole = numbers(67, k, dtype=dtype, seed=2)
+        expected = matmul.matmul(whole, dense.t(), bias, schedule=matmul.REFERENCE)
+        calls = [(67, schedule) for schedule in SCHEDULES] if n > 45 else [(rows, None) for rows in (1, 7, 16, 33, 67)]
+        for rows, schedule in calls:
             y = packed_matmul.fused(whole[:rows].contiguous(), weight, bias, None, schedule)
             assert_bitwise_equal(y, expected[:rows])
-    assert count_differing(expected, packed_matmul.fused(whole.flip(1), weight, bias, None))
+
+
+@pytest.mark.gpu
+def test_another_order_of_k_has_other_bytes() -> None:
+    """The inverse: the same numbers, 16 columns after 16 others, are another chain, which the comparison finds."""
+    form = next(form for form in FORMS if form.kind == "int4")
+    weight, truth = packed(form, 384, 2048, device=DEVICE)
+    x = numbers(64, 2048, dtype=torch.bfloat16, seed=2)
+    x, dense = (part.view(len(part), -1, 2, 16).flip(2).flatten(1) for part in (x, truth.to(x).contiguous()))
+    expected = matmul.matmul(x, dense.t(), schedule=matmul.REFERENCE)
+    in_order = x.view(64, -1, 2, 16).flip(2).flatten(1)
+    assert count_differing(packed_matmul.fused(in_order, fragments_of(weight), None, None), expected)
 
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[4]], ids=[IDS[0], IDS[4]])
 def test_few_rows_and_many_are_one_product(form: PackedForm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether the weight is unpacked to memory is schedule; so is a form that was excluded."""
-    k, n = columns_of(form), 40
+    k, n, dtype = columns_of(form), 40, torch.float16
     weight, truth = packed(form, n, k, device=DEVICE)
-    x, scratch = numbers(packed_matmul.FEW + 3, k, dtype=torch.float32, seed=3), torch.empty(n * k + 8, device=DEVICE)
+    weight, dense = fragments_of(weight), truth.to(dtype).to(DEVICE)
+    x = numbers(packed_matmul.FEW + 3, k, dtype=dtype, seed=3)
+    scratch = torch.full((n * k + 8,), torch.nan, dtype=dtype, device=DEVICE)
+    few = packed_matmul.linear(x[:9], weight, None, scratch)
+    assert scratch.isnan().all() == packed_matmul.fuses(dtype, form), "few rows write no weight to memory"
+    assert_bitwise_equal(few, matmul.linear(x[:9], dense))
     many = packed_matmul.linear(x, weight, None, scratch)
-    assert_bitwise_equal(many, matmul.linear(x, truth.to(DEVICE)))
-    torch.testing.assert_close(packed_matmul.linear(x[:9], weight, None, scratch), many[:9])
-    scratch.fill_(torch.nan)
-    packed_matmul.linear(x[:9], weight, None, scratch)
-    assert scratch.isnan().all(), "few rows write no weight to memory"
+    assert_bitwise_equal(many, matmul.linear(x, dense))
+    assert not scratch[: n * k].isnan().any()
     monkeypatch.setattr(packed_matmul, "excluded", {form})
-    assert_bitwise_equal(packed_matmul.linear(x[:9], weight, None, scratch), matmul.linear(x[:9], truth.to(DEVICE)))
+    scratch.fill_(torch.nan)
+    assert_bitwise_equal(packed_matmul.linear(x[:9], weight, None, scratch), few)
+    assert not scratch[: n * k].isnan().any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", [FORMS[0], FORMS[2], FORMS[5]], ids=[IDS[0], IDS[2], IDS[5]])
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("form", [FORMS[0], FORMS[1], FORMS[2], FORMS[5]], ids=[IDS[0], IDS[1], IDS[2], IDS[5]])
 def test_experts_rows_have_the_dense_experts_bytes(form: PackedForm, dtype: torch.dtype) -> None:
     """Sorted into tiles and each pair alone, rows shared by experts and one a pair; experts without rows may be
     anything."""
     k, n = columns_of(form), 37
     for tokens, experts, chosen in ((23, 6, 3), (2, 40, 5)):
         ids = ids_of(tokens, experts, chosen)
-        weight, truth = packed(form, experts, n, k, device=DEVICE)
+        rows, truth = packed(form, experts, n, k, device=DEVICE)
         dense, bias = truth.to(dtype).to(DEVICE), numbers(experts, n, dtype=dtype, seed=5)
-        groups = group(ids, experts, 16)
-        schedule = of_the_same_depth(packed_matmul.choose(16))
-        poisoned = [part.clone() for part in weight.tensors]
+        poisoned = [part.clone() for part in rows.tensors]
         poisoned[0][-1] = 0x7F
-        weight = PackedRows(poisoned[0], *weight[1:])
-        for x in (numbers(tokens, k, dtype=dtype, seed=6), numbers(tokens, chosen, k, dtype=dtype, seed=7)):
-            expected = expert_matmul.expert_linear(x, dense, bias, groups, schedule)
-            assert_bitwise_equal(packed_matmul.fused(x, weight, bias, groups), expected)
+        weight = fragments_of(PackedRows(poisoned[0], *rows[1:]))
+        for height in packed_matmul.OF_HEIGHT:
+            groups = group(ids, experts, height)
+            for x in (numbers(tokens, k, dtype=dtype, seed=6), numbers(tokens, chosen, k, dtype=dtype, seed=7)):
+                expected = expert_matmul.expert_linear(x, dense, bias, groups, expert_matmul.plainest(height))
+                assert_bitwise_equal(packed_matmul.fused(x, weight, bias, groups), expected)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("form", FORMS, ids=IDS)
-def test_every_schedule_is_a_chain_of_wgmma(form: PackedForm, dtype: torch.dtype) -> None:
-    """By bytes, in a product long enough for another order of K to show, and by the instruction that was compiled."""
-    weight, truth = packed(form, 384, 2048, device=DEVICE)
-    x = numbers(256, 2048, dtype=dtype, seed=2)
-    expected = matmul.matmul(x, truth.to(dtype).to(DEVICE).t(), schedule=matmul.REFERENCE)
-    for schedule in {packed_matmul.choose(rows) for rows in range(1, packed_matmul.FEW + 1)}:
-        assert_bitwise_equal(packed_matmul.fused(x, weight, None, None, schedule), expected)
-    variants = [v for key, v in launch._variants.items() if key[0] is packed_matmul._packed_kernel]
-    assert variants and all("wgmma" in variant.compiled.asm["ptx"] for variant in variants)
-
-
-@pytest.mark.gpu
-def test_a_tile_of_fewer_weight_rows_has_other_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The inverse: with 32 rows the product is an mma.sync over K in another order, which the comparison finds."""
-    form = next(form for form in FORMS if form.kind == "int4")
-    weight, truth = packed(form, 384, 2048, device=DEVICE)
-    x = numbers(64, 2048, dtype=torch.bfloat16, seed=2)
-    expected = matmul.matmul(x, truth.to(torch.bfloat16).to(DEVICE).t(), schedule=matmul.REFERENCE)
-    monkeypatch.setattr(packed_matmul, "WEIGHT_ROWS", 32)
-    monkeypatch.setattr(packed_matmul, "_launches", {})
-    assert count_differing(packed_matmul.fused(x, weight, None, None, PackedSchedule(64, 128)), expected)
-
-
-@pytest.mark.parametrize(("block_m", "warps"), [(16, 1), (16, 2), (16, 8), (32, 8), (64, 16)])
-def test_a_schedule_cannot_express_another_instruction(block_m: int, warps: int) -> None:
-    with pytest.raises(AssertionError, match="64 weight rows"):
-        PackedSchedule(block_m, 128, num_warps=warps)
+def test_the_product_is_a_chain_of_mma_sync() -> None:
+    """By the instruction that was compiled."""
+    weight = fragments_of(packed(FORMS[0], 384, 2048, device=DEVICE)[0])
+    packed_matmul.fused(numbers(16, 2048, dtype=torch.bfloat16, seed=2), weight, None, None)
+    variants = [v for key, v in launch._variants.items() if key[0].__name__ == "packed_kernel"]
+    assert variants and all("mma.sync" in v.compiled.asm["ptx"] for v in variants)
+    assert all("wgmma" not in v.compiled.asm["ptx"] for v in variants)
 
 
 def test_what_is_counted_is_what_lies_in_memory() -> None:
     for form in FORMS:
-        weight = packed(form, 3, 7, 512)[0]
+        weight = packed(form, 3, 8, 512)[0]
         empty = PackedRows.empty(form, weight.shape, torch.device("cpu"))
-        assert weight.shape == empty.shape == (3, 7, 512)
+        assert weight.shape == empty.shape == (3, 8, 512)
         assert [x.shape for x in weight.tensors] == [x.shape for x in empty.tensors]
-        assert sum(x.nbytes for x in weight.tensors) == 21 * form.row_bytes(512)
+        assert sum(x.nbytes for x in fragments_of(weight).tensors) == 24 * form.row_bytes(512)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalengine.kernels import packed_matmul
-from evalengine.kernels.packed_rows import PackedForm, PackedRows, unpacked_by_torch
+from evalengine.kernels import expert_matmul, matmul, packed_matmul
+from evalengine.kernels.packed_rows import PackedForm, PackedFragments, PackedRows, unpacked_by_torch
 from evalengine.verification import packed
 from tests.bitwise import assert_bitwise_equal
 from tests.kernels.packed_weights import FORMS
@@ -31,13 +31,23 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE.type == "cpu":  # the interpreter's time
         monkeypatch.setattr(packed, "DENSE_ROWS", (1, 17))
         monkeypatch.setattr(packed, "HEIGHTS", (16,))
+        monkeypatch.setattr(packed_matmul, "GLUON", True)
+        monkeypatch.setattr(packed_matmul, "fused", unpacked_first)
+
+
+def unpacked_first(x: Tensor, weight: PackedFragments, bias: Tensor | None, groups: Any) -> Tensor:
+    """In place of the product's kernel, which the interpreter cannot run: what the kernel is compared with."""
+    dense = packed_matmul.unpack(weight, torch.empty(weight.shape, dtype=x.dtype, device=x.device))
+    if groups is None:
+        return matmul.matmul(x, dense.t(), bias, schedule=matmul.REFERENCE)
+    return expert_matmul.expert_linear(x, dense, bias, groups, expert_matmul.plainest(groups.block_m))
 
 
 def weight_of(*shape: int) -> tuple[PackedRows, Tensor]:
-    """With scales of 1, so that sums of integers' products are exact in any order; and room to unpack it."""
+    """With scales of 1; and room to unpack it."""
     weight = random_packed(FORM, *shape, device=str(DEVICE))[0]
     weight.scales.fill_(127)
-    return weight, torch.empty(weight.shape.numel(), dtype=torch.float32, device=DEVICE)
+    return weight, torch.empty(weight.shape.numel(), dtype=torch.float16, device=DEVICE)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -50,7 +60,10 @@ def test_torch_unpacks_to_the_same_numbers(form: PackedForm) -> None:
 def test_what_is_right_stays_packed(shape: tuple[int, ...]) -> None:
     """A product with biases is another kernel, so it is compared, too."""
     weight, scratch = weight_of(*shape)
-    assert packed.verified(weight, scratch) is weight and packed.verified(weight, scratch, biased=True) is weight
+    for biased in (False, True):
+        fragments = packed.verified(weight, scratch, biased)
+        assert isinstance(fragments, PackedFragments)
+        assert_bitwise_equal(unpacked_by_torch(fragments), unpacked_by_torch(weight))
     assert packed.packed_verdict() == {"compared": 2, "dropped": []} and not packed_matmul.excluded
 
 
@@ -59,7 +72,7 @@ def test_a_wrong_bias_is_found(shape: tuple[int, ...], monkeypatch: pytest.Monke
     real = packed_matmul.fused
     monkeypatch.setattr(packed_matmul, "fused", lambda x, weight, bias, *rest: real(x, weight, None, *rest))
     weight, scratch = weight_of(*shape)
-    assert packed.verified(weight, scratch) is weight and not packed_matmul.excluded
+    assert isinstance(packed.verified(weight, scratch), PackedFragments) and not packed_matmul.excluded
     packed.verified(weight, scratch, biased=True)
     assert weight.form in packed_matmul.excluded
 
@@ -80,7 +93,7 @@ def test_a_product_that_is_wrong_is_found(
 
     monkeypatch.setattr(packed_matmul, "fused", fused)
     weight, scratch = weight_of(*shape)
-    assert packed.verified(weight, scratch) is weight and packed_matmul.excluded == {FORM}
+    assert isinstance(packed.verified(weight, scratch), PackedFragments) and packed_matmul.excluded == {FORM}
     (sentence,) = packed.packed_verdict()["dropped"]
     assert ("no room" in sentence) == (fault == "does not run") and sentence in caplog.text
 
@@ -92,5 +105,5 @@ def test_a_weight_that_is_unpacked_wrongly_is_unpacked_by_torch(monkeypatch: pyt
     for _ in range(2):  # the verdict on a form holds for every weight
         found = packed.verified(weight, scratch)
         assert isinstance(found, Tensor)
-        assert_bitwise_equal(found.cpu(), unpacked_by_torch(weight).cpu())
+        assert_bitwise_equal(found.cpu(), unpacked_by_torch(weight).to(found.dtype).cpu())
     assert "unpacking differs" in packed.packed_verdict()["dropped"][0]
