@@ -114,7 +114,7 @@ def packed(place: int, is_expert: bool) -> dict[str, Any]:
     aligned = {*pointers, "stride_x", "N", "K"} - constants.keys()
     compiled = _compile(packed_kernel, signature, constants, aligned, 90, num_warps=s.num_warps)
     ptx = compiled.asm["ptx"]
-    counts = {name: ptx.count(name) for name in ("mma.sync.aligned.m16n8k16", "wgmma", "fma.rn.f32", "ld.shared.b16")}
+    counts = {name: ptx.count(name) for name in ("mma.sync.aligned.m16n8k16", "wgmma", "fma.rn.f32")}
     return {"form": str(form), "expert": is_expert, "shared_bytes": compiled.metadata.shared, **counts}
 
 

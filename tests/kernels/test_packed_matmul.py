@@ -72,15 +72,12 @@ def test_a_weight_is_unpacked_to_its_numbers(form: PackedForm, dtype: torch.dtyp
 
 
 def test_the_products_kernel_compiles_for_every_form() -> None:
-    """To a chain of one instruction, without a contraction; a contraction of a scale and a zero would round once less.
-
-    Experts' tiles have 64 rows: four of the instruction's."""
+    """To a chain of one instruction, without a contraction, which would round once less. A warp has two tiles of the
+    weight; experts' tiles of 64 rows are four of the instruction's."""
     cases = compiled_elsewhere("packed")
     assert len(cases) == len(PACKED) and {case["form"] for case in cases} == {*map(str, FORMS)}
     for case in cases:
-        per_16 = 4 * 2 if case["expert"] else 2
-        steps = 128 if case["expert"] else 256
-        assert case["mma.sync.aligned.m16n8k16"] == steps // 16 * per_16
+        assert case["mma.sync.aligned.m16n8k16"] == 256 // 16 * 2 * (4 if case["expert"] else 1)
         assert case["wgmma"] == case["fma.rn.f32"] == 0 and case["shared_bytes"] <= SHARED_BYTES
 
 
