@@ -40,6 +40,7 @@ class PackedShapes:
     dense: tuple[tuple[int, int], ...] = ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288))
     experts: tuple[tuple[int, int, int, int], ...] = ((32, 4, 5760, 2880), (32, 4, 2880, 2880))
     rows: tuple[int, ...] = (1, 16, 64)
+    tokens: tuple[int, ...] = (1, 16, 64, 256)
     dtype: torch.dtype = torch.bfloat16
 
 
@@ -55,7 +56,7 @@ def measure(timer: Timer, device: torch.device, sizes: PackedShapes | None = Non
             free_memory()
     for experts, chosen, n, k in sizes.experts:
         weight = _random(FORMS[1], torch.Size((experts, n, k)), device)
-        for rows in sizes.rows:
+        for rows in sizes.tokens:
             case = f"{FORMS[1].kind}, {chosen} of {experts} experts, {rows} tokens N{n} K{k}"
             yield from guarded("packed", case, partial(_product, case, rows, weight, chosen, sizes.dtype, timer))
         free_memory()
@@ -86,7 +87,8 @@ def _product(
     else:
         experts = weight.shape[0]
         ids = torch.rand(rows, experts, device=device).topk(chosen).indices.int().contiguous()
-        groups = group(ids, experts, expert_matmul.height(dtype, ids.numel(), experts))
+        height = expert_matmul.height(dtype, ids.numel(), experts, expert_matmul.PACKED_HEIGHTS)
+        groups = group(ids, experts, height)
         read = int(ids.unique().numel()) * weight.shape[1]
         theirs = partial(expert_matmul.expert_linear, x, dense, None, groups)
     run = partial(packed_matmul.fused, x, weight, None, groups)

@@ -30,7 +30,7 @@ from evalengine.kernels.packed_rows import ROWS, WORDS, PackedForm, PackedFragme
 # Rows up to which packed bytes are read in the product. More would unpack a number once for each 64 of them: with 128
 # rows that takes 0.75 to 1.1 of the time of unpacking to memory first.
 FEW = 128
-TALLEST = 64  # tile of an expert's rows, likewise
+HEIGHTS = (16, 32, 64)  # tiles of an expert's rows for which packed bytes are read, likewise
 UNPACK_COLUMNS = 512  # of a program that unpacks a tile of the weight's rows to memory
 WHOLE = 1 << 30  # the group of a row that has one scale
 _launches: dict[tuple, Replay] = {}
@@ -49,13 +49,6 @@ class PackedSchedule:
     block_k: int
     num_stages: int
     num_warps: int = 4
-
-
-@triton.jit
-def _bytes(words):
-    """Joins the four bytes of each word, in two new dimensions: half, byte."""
-    halves = tl.join(words & 0xFFFF, (words >> 16) & 0xFFFF)
-    return tl.join(halves & 0xFF, halves >> 8)
 
 
 @triton.jit
@@ -79,12 +72,14 @@ def _unpack_kernel(
     unit = part * OWN + tl.arange(0, OWN)[:, None]
     place = (tile * units + unit) * 128 + tl.arange(0, 128)[None, :]
     words = tl.load(words_ptr + place, mask=unit < units, other=0)
+    words = tl.reshape(words, (OWN, 8, 4, 4))
+    halves = tl.join(words, words >> 16)
     if UNIT == 128:
-        codes = _bytes(tl.reshape(words, (OWN, 8, 4, 4)))  # fragment, g, t, c, e, b
-        codes = tl.join(codes & 15, codes >> 4)  # h
-        codes = tl.permute(codes, (1, 0, 3, 5, 6, 2, 4))  # g, fragment, c, b, h, t, e
+        a, b, c, d = packed_numbers.halves_codes(halves, KIND)
+        codes = tl.join(tl.join(a, b), tl.join(c, d))  # fragment, g, t, c, e, h, b
+        codes = tl.permute(codes, (1, 0, 3, 6, 5, 2, 4))  # g, fragment, c, b, h, t, e
     else:
-        codes = _bytes(tl.reshape(words, (OWN, 8, 4, 4)))  # fragment, g, t, (c, b), h, e
+        codes = tl.join(halves & 0xFF, halves >> 8 & 0xFF)  # fragment, g, t, (c, b), h, e
         codes = tl.permute(codes, (1, 0, 3, 4, 2, 5))
     codes = tl.reshape(codes, (8, COLUMNS))
 
@@ -145,7 +140,7 @@ def linear(x: Tensor, weight: PackedFragments, bias: Tensor | None, scratch: Ten
 
 def expert_linear(x: Tensor, weight: PackedFragments, bias: Tensor | None, groups: Groups, scratch: Tensor) -> Tensor:
     """x [T, K], or [T, k, K] for a row a pair; bias [E, N] -> [T, k, N]; see `expert_matmul.expert_linear`."""
-    if groups.block_m <= TALLEST and fuses(x.dtype, weight.form):
+    if groups.block_m in HEIGHTS and fuses(x.dtype, weight.form):
         return fused(x, weight, bias, groups)
     return expert_matmul.expert_linear(x, unpack(weight, _room(scratch, weight)), bias, groups)
 
@@ -183,15 +178,15 @@ def fused(
         replayer(*operands)
         return y
     assert rows.shape[1] == k and rows.numel() < 1 << 31 and all(part.is_contiguous() for part in weight.tensors)
-    s = schedule or (choose(len(rows), n) if groups is None else OF_HEIGHT[groups.block_m])
+    s = schedule or (choose(len(rows), n) if groups is None else choose_for_experts(groups.block_m, n))
     assert block_m in (None, s.block_m)
     order, experts_tiles = tiles or (None, None)
     args = (
         rows, *weight.tensors, bias, y, order, experts_tiles, len(rows), n, k, rows.stride(0), *weight.form.units(k),
     )  # fmt: skip
     shared = 1 if groups is None or x.ndim == 3 else groups.chosen
-    read = s.block_m if groups is not None or len(rows) > 8 else 8
-    constants = (s.block_m, read, s.tiles, s.block_k, s.num_stages, shared, *form_constants(weight.form))
+    rows_read = s.block_m if groups is not None or len(rows) > 8 else 8
+    constants = (s.block_m, rows_read, s.tiles, s.block_k, s.num_stages, shared, *form_constants(weight.form))
     count = -(-len(rows) // s.block_m) if groups is None else len(groups.tiles)
     grid = (count * -(-n // (ROWS * s.tiles * s.num_warps)), 1, 1)
     launched = launch(packed_kernel, grid, args, constants, s.num_warps, num_stages=1) if y.numel() else None
@@ -201,17 +196,23 @@ def fused(
     return y
 
 
-# Measured on an H200 with int4, NVFP4 and FP8 weights of four shapes and 1 to 128 rows (results/reference/PROFILE.md).
-OF_HEIGHT = {height: PackedSchedule(height, 2, 256, 3) for height in (16, 32, 64)}
-
-
 def choose(rows: int, n: int) -> PackedSchedule:
-    """The schedule for so many rows, up to FEW, and n columns: the fewer columns, the fewer of them in a program."""
-    if rows <= 16 and n <= 8192:
-        return PackedSchedule(16, 1, 512, 3)
+    """The schedule for so many rows, up to FEW, and n columns: the fewer columns, the fewer of them in a program.
+
+    Measured, as the experts', on an H200 with int4 and MXFP4 weights of four shapes (results/reference/PROFILE.md).
+    """
+    if rows <= 16:
+        return PackedSchedule(16, 1, 512, 3) if n <= 8192 else PackedSchedule(16, 2, 256, 4)
     if rows <= 64 and n <= 4224:  # 132 programs of 32 columns, one for each of an H200's SMs
         return PackedSchedule(32, 1 if rows <= 32 else 2, 256, 4)
-    return next(schedule for height, schedule in OF_HEIGHT.items() if rows <= height or height == 64)
+    if rows <= 32:
+        return PackedSchedule(32, 2, 256, 3)
+    return PackedSchedule(64, 2, 256, 3) if n <= 8192 else PackedSchedule(64, 2, 128, 3)
+
+
+def choose_for_experts(block_m: int, n: int) -> PackedSchedule:
+    """The schedule for experts' tiles of so many rows."""
+    return PackedSchedule(block_m, 2 if block_m == 16 and n <= 4096 else 4, 128, 4)
 
 
 def is_supported(device: torch.device) -> bool:

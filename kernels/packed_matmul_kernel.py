@@ -9,7 +9,8 @@ m16n8k16. A block of K is unpacked by inline PTX, two numbers at once, where a f
 
 - int4 with a scale of 16 bits: 128 + code is a bfloat16, from which 128 + zero is subtracted exactly. A scale, of at
   most 11 significant bits, is the sum of two bfloat16; c * low is exact, so fma(c, high, c * low) is rounded once.
-- e2m1 with a power of two: the code's bits, as a bfloat16's, are 2^-126 times the number.
+- e2m1 with a power of two: the code's bits, as a bfloat16's, are 2^-126 times the number, and 2^126 times the scale,
+  of which `fragments_of` knows that it is at most `LARGEST`, is a bfloat16. So the product is exact.
 - e4m3: exact in float16, then in float32; the product with the scale is rounded once.
 """
 
@@ -48,26 +49,17 @@ _INT4 = gl.constexpr("""{
 }""")
 _E2M1 = gl.constexpr("""{
     .reg .b32 w, c0, c1, c2, c3;
-    shl.b32 w, $4, 12;
-    and.b32 c0, w, 0x80008000;
+    and.b32 c0, $4, 0x81C081C0;
+    shl.b32 w, $4, 3;
+    and.b32 c1, w, 0x81C081C0;
     shl.b32 w, $4, 6;
-    lop3.b32 c0, w, 0x01C001C0, c0, 0xEA;
-    shl.b32 w, $4, 8;
-    and.b32 c1, w, 0x80008000;
-    shl.b32 w, $4, 2;
-    lop3.b32 c1, w, 0x01C001C0, c1, 0xEA;
-    shl.b32 w, $4, 4;
-    and.b32 c2, w, 0x80008000;
-    shr.b32 w, $4, 2;
-    lop3.b32 c2, w, 0x01C001C0, c2, 0xEA;
-    and.b32 c3, $4, 0x80008000;
-    shr.b32 w, $4, 6;
-    lop3.b32 c3, w, 0x01C001C0, c3, 0xEA;
-    mov.b32 w, 0x7E807E80;
-    mul.rn.bf16x2 c0, c0, w;
-    mul.rn.bf16x2 c1, c1, w;
-    mul.rn.bf16x2 c2, c2, w;
-    mul.rn.bf16x2 c3, c3, w;
+    and.b32 c2, w, 0x81C081C0;
+    shr.b32 w, $4, 4;
+    and.b32 c3, w, 0x00C000C0;
+    shr.b32 w, $4, 5;
+    lop3.b32 c3, w, 0x01000100, c3, 0xEA;
+    shl.b32 w, $4, 1;
+    lop3.b32 c3, w, 0x80008000, c3, 0xEA;
     mul.rn.bf16x2 $0, c0, $6;
     mul.rn.bf16x2 $1, c1, $6;
     mul.rn.bf16x2 $2, c2, $7;
@@ -151,6 +143,14 @@ def _copy_x(x_ptr, starts, inside, x, step, stage, K, COLUMNS: gl.constexpr, ROW
 
 
 @gluon.jit
+def _read_scales(scales, SHAPE: gl.constexpr, SCALE: gl.constexpr, OF_ROWS: gl.constexpr):
+    """A step's scales as int32 [tiles, warps, outer, 8, inner, both, parts]; SHAPE: as they lie, rows last."""
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [6, 5, 4, 3, 2, 1, 0])
+    view = scales._reinterpret(gl.uint8 if SCALE == "uint8" else gl.int32, SHAPE, PLAIN)
+    return view.permute([0, 1, 2, 6, 3, 4, 5]).load(OF_ROWS).to(gl.int32)
+
+
+@gluon.jit
 def _operand(words, scales, KIND: gl.constexpr, SCALE: gl.constexpr, dtype: gl.constexpr, P: gl.constexpr):
     """A step's fragments as four tensors [.., 2 (e)] of `dtype`, by (b, h); P: the layout of words by groups.
 
@@ -180,44 +180,42 @@ def _operand(words, scales, KIND: gl.constexpr, SCALE: gl.constexpr, dtype: gl.c
         high1, low1 = _bfloat16s(packed_numbers.factor(s1, SCALE))
         z0 = (z0 + 0x4300).to(gl.int16).to(gl.bfloat16, bitcast=True)
         z1 = (z1 + 0x4300).to(gl.int16).to(gl.bfloat16, bitcast=True)
-        twice = gl.convert_layout(gl.reshape(gl.join(words, words), SPREAD), P, assert_trivial=True)
+        twice = _spread(gl.join(words, words), SPREAD, P)
         a, b, c, d = gl.inline_asm_elementwise(
             _INT4, "=&r,=&r,=&r,=&r,r,r,r,r,r,r,r,r", [twice, z0, z1, high0, high1, low0, low1],
             dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     elif KIND == "e2m1" and SCALE == "uint8" and dtype == gl.bfloat16:
-        high0 = packed_numbers.factor(s0, SCALE).to(gl.bfloat16)
-        high1 = packed_numbers.factor(s1, SCALE).to(gl.bfloat16)
-        twice = gl.convert_layout(gl.reshape(gl.join(words, words), SPREAD), P, assert_trivial=True)
+        scale0 = (s0 + 126 << 7).to(gl.int16).to(gl.bfloat16, bitcast=True)  # times 2^126
+        scale1 = (s1 + 126 << 7).to(gl.int16).to(gl.bfloat16, bitcast=True)
         a, b, c, d = gl.inline_asm_elementwise(
-            _E2M1, "=&r,=&r,=&r,=&r,r,r,r,r", [twice, high0, high1],
+            _E2M1, "=&r,=&r,=&r,=&r,r,r,r,r", [_spread(gl.join(words, words), SPREAD, P), scale0, scale1],
             dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     elif KIND == "e4m3" and dtype == gl.bfloat16:
         f0, f1 = packed_numbers.factor(s0, SCALE), packed_numbers.factor(s1, SCALE)
-        whole = gl.convert_layout(gl.reshape(words, SPREAD), P, assert_trivial=True)
         a, b, c, d = gl.inline_asm_elementwise(
-            _E4M3, "=&r,=&r,=&r,=&r,r,r,r,r,r,r", [whole, f0, f1],
+            _E4M3, "=&r,=&r,=&r,=&r,r,r,r,r,r,r", [_spread(words, SPREAD, P), f0, f1],
             dtype=(gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16), is_pure=True, pack=2,
         )  # fmt: skip
     else:
         f0, f1 = packed_numbers.factor(s0, SCALE), packed_numbers.factor(s1, SCALE)
         if HALVES:
-            pair = gl.join(words, words >> 16)
-            a, b, c, d = pair & 15, pair >> 4 & 15, pair >> 8 & 15, pair >> 12 & 15
+            a, b, c, d = packed_numbers.halves_codes(gl.join(words, words >> 16), KIND)
         else:
             first, second = gl.split(gl.reshape(words, [T, W, words.shape[2], 8, 4, 2, 2]))
             first, second = gl.join(first, first >> 8), gl.join(second, second >> 8)
             a, b, c, d = first & 255, first >> 16 & 255, second & 255, second >> 16 & 255
-        a = gl.convert_layout(gl.reshape(a, SPREAD), P, assert_trivial=True)
-        b = gl.convert_layout(gl.reshape(b, SPREAD), P, assert_trivial=True)
-        c = gl.convert_layout(gl.reshape(c, SPREAD), P, assert_trivial=True)
-        d = gl.convert_layout(gl.reshape(d, SPREAD), P, assert_trivial=True)
-        a = (packed_numbers.number(a, z0, KIND) * f0).to(dtype)
-        b = (packed_numbers.number(b, z0, KIND) * f0).to(dtype)
-        c = (packed_numbers.number(c, z1, KIND) * f1).to(dtype)
-        d = (packed_numbers.number(d, z1, KIND) * f1).to(dtype)
+        a = (packed_numbers.number(_spread(a, SPREAD, P), z0, KIND) * f0).to(dtype)
+        b = (packed_numbers.number(_spread(b, SPREAD, P), z0, KIND) * f0).to(dtype)
+        c = (packed_numbers.number(_spread(c, SPREAD, P), z1, KIND) * f1).to(dtype)
+        d = (packed_numbers.number(_spread(d, SPREAD, P), z1, KIND) * f1).to(dtype)
     return a, b, c, d
+
+
+@gluon.jit
+def _spread(x, SHAPE: gl.constexpr, P: gl.constexpr):
+    return gl.convert_layout(gl.reshape(x, SHAPE), P, assert_trivial=True)
 
 
 @gluon.jit
@@ -283,11 +281,9 @@ def packed_kernel(
         OUTER: gl.constexpr = GROUPS // BOTH // INNER
         PARTS: gl.constexpr = SCALE_WORDS // 8 if SCALE_WORDS > 8 else 1
         PLAIN3: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-        PLAIN7: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [6, 5, 4, 3, 2, 1, 0])
         xs = gl.allocate_shared_memory(OUT, [STAGES, BLOCK_M, BLOCK_K], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
         words = gl.allocate_shared_memory(gl.int32, [STAGES, TILES * WARPS, OWN, 128], PLAIN3)
         scales = gl.allocate_shared_memory(gl.int32, [STAGES, TILES * WARPS, GROUPS, SCALE_WORDS], PLAIN3)
-        BYTES: gl.constexpr = gl.uint8 if SCALE == "uint8" else gl.int32
 
         MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, WARPS], instr_shape=[16, 8])
         LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
@@ -319,8 +315,7 @@ def packed_kernel(
         acc = gl.zeros([BLOCK_M, COLUMNS], gl.float32, layout=MMA)
         async_copy.wait_group(STAGES - 2)
         own_words = words.index(0).load(LANES)
-        view = scales.index(0)._reinterpret(BYTES, [TILES, WARPS, OUTER, INNER, BOTH, PARTS, 8], PLAIN7)
-        own_scales = view.permute([0, 1, 2, 6, 3, 4, 5]).load(OF_ROWS).to(gl.int32)
+        own_scales = _read_scales(scales.index(0), [TILES, WARPS, OUTER, INNER, BOTH, PARTS, 8], SCALE, OF_ROWS)
         for step in range(steps):
             ahead = step + STAGES - 1
             stage = ahead % STAGES
@@ -330,10 +325,9 @@ def packed_kernel(
             # The next step's words are read before this one's are used, which hides the way to shared memory. x is
             # not: Triton would carry it through the loop in registers of one number each.
             next_words = words.index((step + 1) % STAGES).load(LANES)
-            view = scales.index((step + 1) % STAGES)._reinterpret(
-                BYTES, [TILES, WARPS, OUTER, INNER, BOTH, PARTS, 8], PLAIN7
+            next_scales = _read_scales(
+                scales.index((step + 1) % STAGES), [TILES, WARPS, OUTER, INNER, BOTH, PARTS, 8], SCALE, OF_ROWS
             )
-            next_scales = view.permute([0, 1, 2, 6, 3, 4, 5]).load(OF_ROWS).to(gl.int32)
             a, b, c, d = _operand(gl.reshape(own_words, [TILES, WARPS, OWN, 8, 4, 4]), own_scales, KIND, SCALE, OUT, P)
             # [tiles, warps, fragments, g, t, c, e, h, b] -> [fragments, c, b, h, t, e, tiles, warps, g]
             w = gl.reshape(gl.join(gl.join(a, b), gl.join(c, d)), [TILES, WARPS, OWN, 8, 4, UNIT // 32, 2, 2, 2])

@@ -7,11 +7,24 @@ import triton.language as tl
 
 
 @triton.jit
+def halves_codes(half, KIND: tl.constexpr):
+    """The codes of 4 bits in the lower half of each int32: (b, h) = (0, 0), (0, 1), (1, 0), (1, 1) of `packed_rows`.
+
+    Those of e2m1 as the bits of a bfloat16, which is 2^-126 times the number.
+    """
+    if KIND == "e2m1":
+        a, b, c = half & 0x81C0, half << 3 & 0x81C0, half << 6 & 0x81C0
+        d = half >> 4 & 0x00C0 | half >> 5 & 0x0100 | half << 1 & 0x8000
+    else:
+        a, b, c, d = half & 15, half >> 4 & 15, half >> 8 & 15, half >> 12 & 15
+    return a, b, c, d
+
+
+@triton.jit
 def number(code, zero, KIND: tl.constexpr):
     """float32: the number of a code, int32; of an integer less its zero."""
-    if KIND == "e2m1":  # as float32's bits these are 2^-126 times the number, subnormal ones too
-        bits = (code & 7) << 22 | (code & 8) << 28
-        value = bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
+    if KIND == "e2m1":
+        value = (code << 16).to(tl.float32, bitcast=True) * 8.507059173023462e37
     elif KIND == "e4m3":  # 2^-120
         bits = (code & 0x7F) << 20 | (code & 0x80) << 24
         value = bits.to(tl.float32, bitcast=True) * 1.329227995784916e36

@@ -6,7 +6,7 @@ A fragment has 8 rows and 128 inputs of 4 bits, or 64 of 8 bits: 128 words, four
 a chain of m16n8k16, whose right operand needs from lane 4 g + t the numbers of row g in columns 2 t, 2 t + 1, 2 t + 8
 and 2 t + 9 of each 16. So column 32 c + 16 b + 8 h + 2 t + e of row g lies in lane 4 g + t,
 
-- of 4 bits in word c, byte 2 e + b, whose lower half has h = 0;
+- of 4 bits in word c, half e, at the bits of `_PLACES`;
 - of 8 bits in word 2 c + b, byte 2 h + e,
 
 and no number crosses a lane between memory and the product (the idea is Marlin's, arXiv 2408.11743).
@@ -25,6 +25,13 @@ Kind = Literal["e2m1", "e4m3", "int4", "int8"]
 GROUPS = tuple(1 << power for power in range(4, 11))  # sizes of groups that the kernels take, in addition to whole rows
 ROWS = 8  # of a fragment
 WORDS = 128  # of a fragment
+# Where half a word has the bits of its codes, the lowest first, by 2 b + h. One shift and one mask make three of e2m1's
+# codes a bfloat16, whose sign is bit 15, and whose exponent begins with bit 7.
+_PLACES = {
+    "int4": ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15)),
+    "e2m1": ((6, 7, 8, 15), (3, 4, 5, 12), (0, 1, 2, 9), (10, 11, 13, 14)),
+}
+LARGEST = 128  # power of two, as stored, of which the product's kernel scales e2m1 by one multiplication in bfloat16
 
 
 class PackedForm(NamedTuple):
@@ -120,7 +127,12 @@ class PackedFragments(NamedTuple):
 
 
 def fragments_of(rows: PackedRows) -> PackedFragments:
-    """The weight in fragments; on the device of its rows, where it takes three times their memory for a moment."""
+    """The weight in fragments; on the device of its rows, where it takes several times their memory for a moment.
+
+    e2m1 with a power of two above `LARGEST`, which no trained weight needs, is stored with scales in float32.
+    """
+    if rows.form.kind == "e2m1" and rows.form.scale == torch.uint8 and bool((rows.scales > LARGEST).any()):
+        rows = rows._replace(scales=_powers_of_two(rows.scales), form=rows.form._replace(scale=torch.float32))
     form, (*leading, n, k) = rows.form, rows.shape
     count, groups = form.units(k)
 
@@ -131,11 +143,10 @@ def fragments_of(rows: PackedRows) -> PackedFragments:
 
     codes = tiles(rows.codes, form.columns(count * form.unit)[0])
     if form.halves:
-        codes = _exchanged(codes.unflatten(-1, (count, 4, 2, 2, 4)))
-        words = codes.permute(0, 1, 3, 2, 7, 4, 6, 5)
+        words = _in_halves(codes.unflatten(-1, (count, 4, 4, 4)), form.kind).permute(0, 1, 3, 2, 5, 4, 6)
     else:
         words = codes.unflatten(-1, (count, 2, 2, 2, 4, 2)).permute(0, 1, 3, 2, 7, 4, 5, 6, 8)
-    words = words.reshape(*leading, -1, count, 4 * WORDS).view(torch.int32)
+    words = words.flatten(3).view(torch.int32).view(*leading, -1, count, WORDS)
     scales = tiles(rows.scales, groups).transpose(-1, -2)
     if form.scale == torch.uint8:
         scales = scales.contiguous().view(torch.int32)
@@ -154,12 +165,12 @@ def fragments_of(rows: PackedRows) -> PackedFragments:
 def rows_of(weight: PackedFragments) -> PackedRows:
     """The rows of which the fragments were made."""
     form, (*leading, n, k), (tiles, count) = weight.form, weight.shape, weight.words.shape[-3:-1]
-    data = weight.words.view(torch.uint8)
     if form.halves:
-        codes = data.view(-1, tiles, count, ROWS, 4, 4, 2, 2).permute(0, 1, 3, 2, 5, 7, 6, 4)
-        codes = _exchanged(codes)
+        words = weight.words.view(torch.int16).view(-1, tiles, count, ROWS, 4, 4, 2)
+        codes = _of_halves(words.permute(0, 1, 3, 2, 5, 4, 6), form.kind)
     else:
-        codes = data.view(-1, tiles, count, ROWS, 4, 2, 2, 2, 2).permute(0, 1, 3, 2, 5, 6, 7, 4, 8)
+        words = weight.words.view(torch.uint8).view(-1, tiles, count, ROWS, 4, 2, 2, 2, 2)
+        codes = words.permute(0, 1, 3, 2, 5, 6, 7, 4, 8)
     width, groups = form.columns(k)
 
     def rows(x: Tensor, columns: int) -> Tensor:
@@ -181,10 +192,28 @@ def rows_of(weight: PackedFragments) -> PackedRows:
     return PackedRows(rows(codes, width), rows(scales.transpose(-1, -2), groups), zeros, form)
 
 
-def _exchanged(x: Tensor) -> Tensor:
-    """Bytes [..., 2, t]: the upper half of the first of two with the lower half of the second."""
-    first, second = x.unbind(-2)
-    return torch.stack([first & 15 | second << 4, first >> 4 | second & 240], -2)
+def _in_halves(codes: Tensor, kind: Kind) -> Tensor:
+    """Bytes [.., 4 (2 b + h), t] of two codes (e) each -> int16 [.., t, e]"""
+    halves = [torch.zeros_like(codes[..., 0, :], dtype=torch.int16) for _ in range(2)]
+    for code, places in zip(codes.short().unbind(-2), _PLACES[kind], strict=True):
+        for bit, place in enumerate(places):
+            for e, half in enumerate(halves):
+                half |= (code >> bit + 4 * e & 1) << place
+    return torch.stack(halves, -1)
+
+
+def _of_halves(halves: Tensor, kind: Kind) -> Tensor:
+    """The inverse of `_in_halves`."""
+    codes = []
+    for places in _PLACES[kind]:
+        bits = [(halves >> place & 1) << bit for bit, place in enumerate(places)]
+        code = bits[0] | bits[1] | bits[2] | bits[3]
+        codes.append(code[..., 0] | code[..., 1] << 4)
+    return torch.stack(codes, -2).to(torch.uint8)
+
+
+def _powers_of_two(scales: Tensor) -> Tensor:
+    return torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.int() - 127)
 
 
 def unpacked_by_torch(weight: PackedRows | PackedFragments) -> Tensor:
@@ -196,9 +225,7 @@ def unpacked_by_torch(weight: PackedRows | PackedFragments) -> Tensor:
         numbers = torch.tensor(E2M1, device=codes.device)[codes.int()]
     else:
         numbers = codes.view(torch.float8_e4m3fn).float() if form.kind == "e4m3" else codes.float()
-    factors = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.int() - 127)
-    if form.scale != torch.uint8:
-        factors = scales.float()
+    factors = _powers_of_two(scales) if form.scale == torch.uint8 else scales.float()
     width = codes.shape[-1] // scales.shape[-1]
     if zeros is not None:
         numbers -= zeros.repeat_interleave(width, -1)

@@ -102,7 +102,8 @@ def packed(place: int, is_expert: bool) -> dict[str, Any]:
     from evalengine.kernels.packed_matmul_kernel import packed_kernel
     from tests.kernels.packed_weights import FORMS
 
-    form, s = FORMS[place], packed_matmul.OF_HEIGHT[64 if is_expert else 16]
+    form = FORMS[place]
+    s = packed_matmul.choose_for_experts(64, 5760) if is_expert else packed_matmul.choose(16, 4096)
     values = (s.block_m, s.block_m, s.tiles, s.block_k, s.num_stages, 1, *packed_matmul.form_constants(form))
     constants = dict(zip(packed_kernel.arg_names[-len(values) :], values, strict=True))
     pointers = dict.fromkeys(("words_ptr", "scales_ptr", "order_ptr", "tiles_ptr"), "*i32")
@@ -115,7 +116,8 @@ def packed(place: int, is_expert: bool) -> dict[str, Any]:
     compiled = _compile(packed_kernel, signature, constants, aligned, 90, num_warps=s.num_warps)
     ptx = compiled.asm["ptx"]
     counts = {name: ptx.count(name) for name in ("mma.sync.aligned.m16n8k16", "wgmma", "fma.rn.f32")}
-    return {"form": str(form), "expert": is_expert, "shared_bytes": compiled.metadata.shared, **counts}
+    expected = s.block_k // 16 * s.tiles * s.block_m // 16
+    return {"form": str(form), "expected": expected, "shared_bytes": compiled.metadata.shared, **counts}
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from evalengine.kernels.packed_rows import PackedForm, PackedRows
+from evalengine.kernels.packed_rows import LARGEST, PackedForm, PackedRows
 from tests.references import reference
 
 FORMS = [
@@ -33,6 +33,7 @@ def packed(form: PackedForm, *shape: int, seed: int = 0, device: str = "cpu") ->
     if form.scale == torch.uint8:
         scales = torch.randint(118, 124, (*leading, groups), generator=generator).to(torch.uint8)
         scales.view(-1)[0] = 0  # 2^-127, a subnormal number
+        scales.view(-1)[-1] = LARGEST
         factors = 2.0 ** (scales.double() - 127)
     else:
         scales = (torch.rand(*leading, groups, generator=generator) / (1 << bits)).to(form.scale)

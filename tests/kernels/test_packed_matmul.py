@@ -11,9 +11,8 @@ from torch import Tensor
 
 from evalengine.kernels import expert_matmul, matmul, packed_matmul
 from evalengine.kernels.expert_groups import group
-from evalengine.kernels.launching import launch
 from evalengine.kernels.packed_matmul import PackedSchedule
-from evalengine.kernels.packed_rows import PackedForm, PackedRows, fragments_of, rows_of, unpacked_by_torch
+from evalengine.kernels.packed_rows import E2M1, PackedForm, PackedRows, fragments_of, rows_of, unpacked_by_torch
 from tests.bitwise import assert_bitwise_equal, count_differing
 from tests.kernels.compile_gluon import PACKED, compiled_elsewhere
 from tests.kernels.packed_weights import FORMS, packed
@@ -25,7 +24,7 @@ BF16 = pytest.param(torch.bfloat16, marks=pytest.mark.gpu)  # the interpreter co
 HALVES = [torch.bfloat16, torch.float16]
 IDS = [f"{form.kind}-{form.group}" for form in FORMS]
 SCHEDULES = [
-    *{packed_matmul.choose(rows, n): None for rows in (1, 32, 64) for n in (4096, 16384)},
+    *{packed_matmul.choose(rows, n): None for rows in (1, 32, 64) for n in (4096, 8192, 16384)},
     PackedSchedule(16, 1, 128, 2, num_warps=1),
     PackedSchedule(32, 4, 256, 3, num_warps=2),
     PackedSchedule(64, 1, 256, 2, num_warps=8),
@@ -51,14 +50,31 @@ def test_fragments_are_the_rows_in_another_order(form: PackedForm) -> None:
             assert_bitwise_equal(one, other)
         assert_bitwise_equal(unpacked_by_torch(fragments), truth)
     assert_bitwise_equal(unpacked_by_torch(fragments.of(2)), truth[2])
-    row, column = 11, 201  # column 32 c + 16 b + 8 h + 2 t + e
-    c, b, h, t, e = column % form.unit // 32, column // 16 % 2, column // 8 % 2, column // 2 % 4, column % 2
-    words = fragments.words[2, row // 8, column // form.unit].view(torch.uint8).view(8, 4, 4, 4)[row % 8, t]
-    stored = weight.codes[2, row]
-    if form.halves:
-        assert words[c, 2 * e + b] >> 4 * h & 15 == stored[column // 2] >> 4 * e & 15
-    else:
-        assert words[2 * c + b, 2 * h + e] == stored[column]
+    for row, column in ((11, 201), (11, 208), (11, 216), (11, 224)):  # column 32 c + 16 b + 8 h + 2 t + e
+        c, b, h, t, e = column % form.unit // 32, column // 16 % 2, column // 8 % 2, column // 2 % 4, column % 2
+        words = fragments.words[2, row // 8, column // form.unit].view(8, 4, 4)[row % 8, t]
+        stored = weight.codes[2, row]
+        if not form.halves:
+            assert words.view(torch.uint8).view(4, 4)[2 * c + b, 2 * h + e] == stored[column]
+            continue
+        half, code = int(words[c]) >> 16 * e, int(stored[column // 2]) >> 4 * e & 15
+        if form.kind == "int4":
+            assert half >> 8 * b + 4 * h & 15 == code
+            continue
+        last = half >> 4 & 0xC0 | half >> 5 & 0x100 | half << 1 & 0x8000
+        bits = (half & 0x81C0, half << 3 & 0x81C0, half << 6 & 0x81C0, last)[2 * b + h]
+        number = torch.tensor(bits, dtype=torch.int32).short().view(torch.bfloat16).double()
+        assert number * 2.0**126 == E2M1[code] and number.signbit() == (code >= 8)
+
+
+def test_large_powers_of_two_are_scales_in_float32() -> None:
+    """The kernel's scale of e2m1, 2^126 times as much, would be none of a bfloat16's numbers."""
+    weight, _ = packed(FORMS[0], 5, 256)
+    for largest, scale in ((128, torch.uint8), (129, torch.float32)):
+        weight.scales[3, 1] = largest
+        fragments = fragments_of(weight)
+        assert fragments.form == FORMS[0]._replace(scale=scale)
+        assert_bitwise_equal(unpacked_by_torch(fragments), unpacked_by_torch(weight))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, BF16])
@@ -72,12 +88,11 @@ def test_a_weight_is_unpacked_to_its_numbers(form: PackedForm, dtype: torch.dtyp
 
 
 def test_the_products_kernel_compiles_for_every_form() -> None:
-    """To a chain of one instruction, without a contraction, which would round once less. A warp has two tiles of the
-    weight; experts' tiles of 64 rows are four of the instruction's."""
+    """To a chain of one instruction, as many as a step has, without a contraction, which would round once less."""
     cases = compiled_elsewhere("packed")
     assert len(cases) == len(PACKED) and {case["form"] for case in cases} == {*map(str, FORMS)}
     for case in cases:
-        assert case["mma.sync.aligned.m16n8k16"] == 256 // 16 * 2 * (4 if case["expert"] else 1)
+        assert case["mma.sync.aligned.m16n8k16"] == case["expected"]
         assert case["wgmma"] == case["fma.rn.f32"] == 0 and case["shared_bytes"] <= SHARED_BYTES
 
 
@@ -145,21 +160,11 @@ def test_experts_rows_have_the_dense_experts_bytes(form: PackedForm, dtype: torc
         poisoned = [part.clone() for part in rows.tensors]
         poisoned[0][-1] = 0x7F
         weight = fragments_of(PackedRows(poisoned[0], *rows[1:]))
-        for height in packed_matmul.OF_HEIGHT:
+        for height in packed_matmul.HEIGHTS:
             groups = group(ids, experts, height)
             for x in (numbers(tokens, k, dtype=dtype, seed=6), numbers(tokens, chosen, k, dtype=dtype, seed=7)):
                 expected = expert_matmul.expert_linear(x, dense, bias, groups, expert_matmul.plainest(height))
                 assert_bitwise_equal(packed_matmul.fused(x, weight, bias, groups), expected)
-
-
-@pytest.mark.gpu
-def test_the_product_is_a_chain_of_mma_sync() -> None:
-    """By the instruction that was compiled."""
-    weight = fragments_of(packed(FORMS[0], 384, 2048, device=DEVICE)[0])
-    packed_matmul.fused(numbers(16, 2048, dtype=torch.bfloat16, seed=2), weight, None, None)
-    variants = [v for key, v in launch._variants.items() if key[0].__name__ == "packed_kernel"]
-    assert variants and all("mma.sync" in v.compiled.asm["ptx"] for v in variants)
-    assert all("wgmma" not in v.compiled.asm["ptx"] for v in variants)
 
 
 def test_what_is_counted_is_what_lies_in_memory() -> None:
