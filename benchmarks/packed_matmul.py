@@ -87,8 +87,7 @@ def _product(
     else:
         experts = weight.shape[0]
         ids = torch.rand(rows, experts, device=device).topk(chosen).indices.int().contiguous()
-        height = expert_matmul.height(dtype, ids.numel(), experts, expert_matmul.PACKED_HEIGHTS)
-        groups = group(ids, experts, height)
+        groups = group(ids, experts, expert_matmul.height(dtype, ids.numel(), experts))
         read = int(ids.unique().numel()) * weight.shape[1]
         theirs = partial(expert_matmul.expert_linear, x, dense, None, groups)
     run = partial(packed_matmul.fused, x, weight, None, groups)

@@ -29,10 +29,8 @@ _launches: dict[tuple, Replay] = {}
 REFERENCE = MatmulSchedule(POINTER, 64, 64, 32, num_warps=4, num_stages=2)
 # Schedules that evalengine/verification found wrong on this GPU; this process never chooses them.
 excluded: set[MatmulSchedule] = set()
-# The most pairs an expert has on average, by the height of a tile. Packed, on an H200: tiles of 32 rows take 0.85 to
-# 0.92 of the time of those of 64 for 32 pairs, and 1.2 for 48.
+# The most pairs an expert has on average, by the height of a tile.
 HEIGHTS = ((8, 16), (24, 32), (96, 64))
-PACKED_HEIGHTS = ((8, 16), (40, 32), (96, 64))
 TALLEST = 128
 
 
@@ -119,12 +117,12 @@ def forget_launches() -> None:
     _launches.clear()
 
 
-def height(dtype: torch.dtype, pairs: int, experts: int, heights: tuple[tuple[int, int], ...] = HEIGHTS) -> int:
-    """The rows of a tile, for so many pairs in a step; heights: `PACKED_HEIGHTS` for packed weights."""
+def height(dtype: torch.dtype, pairs: int, experts: int) -> int:
+    """The rows of a tile, for so many pairs in a step."""
     average = pairs / experts
     if dtype == torch.float32:
         return 16 if average <= 16 else 64
-    return next((rows for most, rows in heights if average <= most), TALLEST)
+    return next((rows for most, rows in HEIGHTS if average <= most), TALLEST)
 
 
 def heights(dtype: torch.dtype) -> list[int]:

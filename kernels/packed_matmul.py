@@ -7,7 +7,7 @@ rounded once to the dtype of x. What is multiplied are thus the numbers of the u
 of `matmul.linear`: one float32 chain over K, ascending from +0, then the bias, then one rounding. Which tiles, and
 whether the weight is unpacked to memory first (many rows, which compute more than they read) is schedule.
 
-The product is a chain of mma.sync, whose bytes are those of wgmma's chain as long as K is in order (NUMERICS.md); plain
+The product is a chain of mma.sync or wgmma, which have the same bytes as long as K is in order (NUMERICS.md); plain
 Triton would give a thread the codes that one load brings, 4 or 8 in a row, and take each MMA's 16 columns from them in
 another order. The Gluon kernel, `packed_matmul_kernel`, has the order in its weights' layout.
 """
@@ -30,7 +30,7 @@ from evalengine.kernels.packed_rows import ROWS, WORDS, PackedForm, PackedFragme
 # Rows up to which packed bytes are read in the product. More would unpack a number once for each 64 of them: with 128
 # rows that takes 0.75 to 1.1 of the time of unpacking to memory first.
 FEW = 128
-HEIGHTS = (16, 32, 64)  # tiles of an expert's rows for which packed bytes are read, likewise
+TALLEST = 64  # tile of an expert's rows, likewise
 UNPACK_COLUMNS = 512  # of a program that unpacks a tile of the weight's rows to memory
 WHOLE = 1 << 30  # the group of a row that has one scale
 _launches: dict[tuple, Replay] = {}
@@ -40,8 +40,8 @@ _launches: dict[tuple, Replay] = {}
 class PackedSchedule:
     """How a product is cut; no choice here changes a bit.
 
-    block_m: rows of x in a program; tiles: of 8 weight rows in a warp; block_k: K of one step, at least a fragment's;
-    all powers of two.
+    block_m: rows of x in a program, at least 16 with one tile; tiles: of 8 weight rows in a warp, one for mma.sync or
+    more for wgmma, whose warps are four or eight; block_k: K of one step, at least a fragment's; all powers of two.
     """
 
     block_m: int
@@ -140,7 +140,7 @@ def linear(x: Tensor, weight: PackedFragments, bias: Tensor | None, scratch: Ten
 
 def expert_linear(x: Tensor, weight: PackedFragments, bias: Tensor | None, groups: Groups, scratch: Tensor) -> Tensor:
     """x [T, K], or [T, k, K] for a row a pair; bias [E, N] -> [T, k, N]; see `expert_matmul.expert_linear`."""
-    if groups.block_m in HEIGHTS and fuses(x.dtype, weight.form):
+    if groups.block_m <= TALLEST and fuses(x.dtype, weight.form):
         return fused(x, weight, bias, groups)
     return expert_matmul.expert_linear(x, unpack(weight, _room(scratch, weight)), bias, groups)
 
@@ -178,15 +178,14 @@ def fused(
         replayer(*operands)
         return y
     assert rows.shape[1] == k and rows.numel() < 1 << 31 and all(part.is_contiguous() for part in weight.tensors)
-    s = schedule or (choose(len(rows), n) if groups is None else choose_for_experts(groups.block_m, n))
+    s = schedule or (choose(len(rows), n) if groups is None else choose_for_experts(groups.block_m))
     assert block_m in (None, s.block_m)
     order, experts_tiles = tiles or (None, None)
     args = (
         rows, *weight.tensors, bias, y, order, experts_tiles, len(rows), n, k, rows.stride(0), *weight.form.units(k),
     )  # fmt: skip
     shared = 1 if groups is None or x.ndim == 3 else groups.chosen
-    rows_read = s.block_m if groups is not None or len(rows) > 8 else 8
-    constants = (s.block_m, rows_read, s.tiles, s.block_k, s.num_stages, shared, *form_constants(weight.form))
+    constants = (s.block_m, s.tiles, s.block_k, s.num_stages, shared, *form_constants(weight.form))
     count = -(-len(rows) // s.block_m) if groups is None else len(groups.tiles)
     grid = (count * -(-n // (ROWS * s.tiles * s.num_warps)), 1, 1)
     launched = launch(packed_kernel, grid, args, constants, s.num_warps, num_stages=1) if y.numel() else None
@@ -199,20 +198,19 @@ def fused(
 def choose(rows: int, n: int) -> PackedSchedule:
     """The schedule for so many rows, up to FEW, and n columns: the fewer columns, the fewer of them in a program.
 
-    Measured, as the experts', on an H200 with int4 and MXFP4 weights of four shapes (results/reference/PROFILE.md).
+    Measured, as the experts', on an H200 with weights of four forms and shapes (results/reference/PROFILE.md).
     """
-    if rows <= 16:
-        return PackedSchedule(16, 1, 512, 3) if n <= 8192 else PackedSchedule(16, 2, 256, 4)
-    if rows <= 64 and n <= 4224:  # 132 programs of 32 columns, one for each of an H200's SMs
-        return PackedSchedule(32, 1 if rows <= 32 else 2, 256, 4)
-    if rows <= 32:
-        return PackedSchedule(32, 2, 256, 3)
-    return PackedSchedule(64, 2, 256, 3) if n <= 8192 else PackedSchedule(64, 2, 128, 3)
+    if rows <= 16 and n <= 8192:
+        return PackedSchedule(16, 1, 512, 3)
+    if n <= 4224:  # 66 programs of 64 columns, half as many as an H200's SMs
+        return PackedSchedule(16 if rows <= 32 else 32, 2, 256, 3)
+    height = next(height for height in (8, 16, 32, 64) if rows <= height or height == 64)
+    return PackedSchedule(height, 2, 128 if height == 64 and n > 8192 else 256, 3)
 
 
-def choose_for_experts(block_m: int, n: int) -> PackedSchedule:
-    """The schedule for experts' tiles of so many rows."""
-    return PackedSchedule(block_m, 2 if block_m == 16 and n <= 4096 else 4, 128, 4)
+def choose_for_experts(block_m: int) -> PackedSchedule:
+    """The schedule for experts' tiles of so many rows: programs of 128 columns, since x is read once for each."""
+    return PackedSchedule(block_m, 4, 128, 4) if block_m < 64 else PackedSchedule(64, 2, 128, 3, num_warps=8)
 
 
 def is_supported(device: torch.device) -> bool:

@@ -4,8 +4,12 @@
 
 A warp has one or more tiles of the weight, and with them all rows of x of its program. Fragments and x come to shared
 memory by asynchronous copies, some steps ahead; each lane reads its own words and makes the MMA's operand of them in
-registers, so no barrier is between the two. The accumulator is one float32 chain over K, ascending from +0, of
-m16n8k16. A block of K is unpacked by inline PTX, two numbers at once, where a form's arithmetic allows it:
+registers, so no barrier is between the two. The accumulator is one float32 chain over K, ascending from +0. A warp with
+one tile multiplies by mma.sync, of which a tile is the right operand. With more tiles, four warps have 64 rows of the
+weight or more and multiply by wgmma: two tiles are a warp's part of the left operand, x is read from shared memory once
+for all of them, and the product is transposed. Programs of 64 columns are too few where N is small, so both stay.
+
+A block of K is unpacked by inline PTX, two numbers at once, where a form's arithmetic allows it:
 
 - int4 with a scale of 16 bits: 128 + code is a bfloat16, from which 128 + zero is subtracted exactly. A scale, of at
   most 11 significant bits, is the sum of two bfloat16; c * low is exact, so fma(c, high, c * low) is rounded once.
@@ -19,6 +23,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma
 
 from evalengine.kernels import device_math, packed_numbers
 
@@ -99,6 +104,15 @@ def _range3(A: gl.constexpr, B: gl.constexpr, C: gl.constexpr, layout: gl.conste
 
 
 @gluon.jit
+def _of_place(place, TILES: gl.constexpr):
+    """The tile at a place in shared memory, where a warp's tiles lie WARPS apart. wgmma's warps have 16 rows each."""
+    WARPS: gl.constexpr = gl.num_warps()
+    if TILES > 1:
+        place = place // (2 * WARPS) * (2 * WARPS) + place % WARPS * 2 + place // WARPS % 2
+    return place
+
+
+@gluon.jit
 def _copy_weight(
     words_ptr, scales_ptr, words, scales, step, stage, left, units, groups,
     BLOCK_K: gl.constexpr, GROUP: gl.constexpr, LANES: gl.constexpr,
@@ -107,6 +121,7 @@ def _copy_weight(
     tiles: gl.constexpr = words.shape[1]
     own: gl.constexpr = words.shape[2]
     tile, unit, word = _range3(tiles, own, words.shape[3], LANES)
+    tile = _of_place(tile, tiles // gl.num_warps())
     unit += step * own
     mask = (tile < left) & (unit < units) & (word >= 0)
     async_copy.async_copy_global_to_shared(
@@ -115,6 +130,7 @@ def _copy_weight(
     size: gl.constexpr = scales.shape[3]
     spread: gl.constexpr = gl.BlockedLayout([1, 1, 1], [1, 32 // size, size], [gl.num_warps(), 1, 1], [2, 1, 0])
     tile, group, word = _range3(tiles, scales.shape[2], size, spread)
+    tile = _of_place(tile, tiles // gl.num_warps())
     group += step * BLOCK_K // GROUP
     mask = (tile < left) & (group < groups) & (word >= 0)
     async_copy.async_copy_global_to_shared(
@@ -132,13 +148,11 @@ def _pairs(order_ptr, first, place, rows):
 
 
 @gluon.jit
-def _copy_x(x_ptr, starts, inside, x, step, stage, K, COLUMNS: gl.constexpr, ROWS: gl.constexpr):
+def _copy_x(x_ptr, starts, inside, x, step, stage, K, COLUMNS: gl.constexpr):
     """Starts copying a step's columns of x, and closes the step's group of copies. starts: of x's rows, int32."""
     BLOCK_K: gl.constexpr = x.shape[2]
     column = gl.expand_dims(step * BLOCK_K + gl.arange(0, BLOCK_K, layout=COLUMNS), 0)
-    async_copy.async_copy_global_to_shared(
-        x.index(stage).slice(0, ROWS, 0), x_ptr + starts + column, mask=inside & (column < K)
-    )
+    async_copy.async_copy_global_to_shared(x.index(stage), x_ptr + starts + column, mask=inside & (column < K))
     async_copy.commit_group()
 
 
@@ -246,12 +260,12 @@ def _bfloat16s(x):
 @gluon.jit(do_not_specialize=["M"])
 def packed_kernel(
     x_ptr, words_ptr, scales_ptr, bias_ptr, y_ptr, order_ptr, tiles_ptr, M, N, K, stride_x, units, groups,
-    BLOCK_M: gl.constexpr, ROWS: gl.constexpr, TILES: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
+    BLOCK_M: gl.constexpr, TILES: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     SHARED: gl.constexpr, KIND: gl.constexpr, SCALE: gl.constexpr, GROUP: gl.constexpr,
     UNIT: gl.constexpr, SCALE_WORDS: gl.constexpr,
 ):  # fmt: skip
-    """Program: TILES tiles a warp and BLOCK_M rows of x, of which the first ROWS are read. Without `tiles` one weight
-    has all rows in order; else see `expert_matmul`. BLOCK_K: whole fragments, and whole groups or a part of one."""
+    """Program: TILES tiles a warp and BLOCK_M rows of x. Without `tiles` one weight has all rows in order; else see
+    `expert_matmul`. BLOCK_K: whole fragments, and whole groups or a part of one."""
     WARPS: gl.constexpr = gl.num_warps()
     COLUMNS: gl.constexpr = 8 * TILES * WARPS
     OUT: gl.constexpr = x_ptr.dtype.element_ty
@@ -281,13 +295,13 @@ def packed_kernel(
         OUTER: gl.constexpr = GROUPS // BOTH // INNER
         PARTS: gl.constexpr = SCALE_WORDS // 8 if SCALE_WORDS > 8 else 1
         PLAIN3: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-        xs = gl.allocate_shared_memory(OUT, [STAGES, BLOCK_M, BLOCK_K], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+        X_LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BLOCK_M, BLOCK_K], OUT)
+        xs = gl.allocate_shared_memory(OUT, [STAGES, BLOCK_M, BLOCK_K], X_LAYOUT)
         words = gl.allocate_shared_memory(gl.int32, [STAGES, TILES * WARPS, OWN, 128], PLAIN3)
         scales = gl.allocate_shared_memory(gl.int32, [STAGES, TILES * WARPS, GROUPS, SCALE_WORDS], PLAIN3)
 
-        MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, WARPS], instr_shape=[16, 8])
-        LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-        RIGHT: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
+        SYNC: gl.constexpr = gl.NVMMADistributedLayout([2, 0], warps_per_cta=[1, WARPS], instr_shape=[16, 8])
+        WGMMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, BLOCK_M, 16])
         LANES: gl.constexpr = gl.BlockedLayout([1, 1, 4], [1, 1, 32], [WARPS, 1, 1], [2, 1, 0])
         PER_LANE: gl.constexpr = UNIT // 16 // INNER
         P: gl.constexpr = gl.BlockedLayout(
@@ -301,7 +315,7 @@ def packed_kernel(
 
         ALONG: gl.constexpr = BLOCK_K // 8 if BLOCK_K < 256 else 32  # lanes along K
         COPY: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ALONG, ALONG], [WARPS, 1], [1, 0])
-        place = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPY))
+        place = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, COPY))
         steps = gl.cdiv(K, BLOCK_K)
         for i in range(STAGES - 1):
             _copy_weight(words_ptr, scales_ptr, words, scales, i, i, left, units, groups, BLOCK_K, GROUP, LANES)
@@ -310,39 +324,55 @@ def packed_kernel(
         inside = gl.expand_dims(place < rows, 1)
         starts = gl.expand_dims(_pairs(order_ptr, first, place, rows) // SHARED * stride_x, 1)
         for i in range(STAGES - 1):
-            _copy_x(x_ptr, starts, inside, xs, i, i, K, gl.SliceLayout(0, COPY), ROWS)
+            _copy_x(x_ptr, starts, inside, xs, i, i, K, gl.SliceLayout(0, COPY))
 
-        acc = gl.zeros([BLOCK_M, COLUMNS], gl.float32, layout=MMA)
+        if TILES == 1:
+            acc = gl.zeros([BLOCK_M, COLUMNS], gl.float32, layout=SYNC)
+        else:
+            acc = gl.zeros([COLUMNS, BLOCK_M], gl.float32, layout=WGMMA)
         async_copy.wait_group(STAGES - 2)
         own_words = words.index(0).load(LANES)
         own_scales = _read_scales(scales.index(0), [TILES, WARPS, OUTER, INNER, BOTH, PARTS, 8], SCALE, OF_ROWS)
+        stage, following, free = 0, 1, STAGES - 1
         for step in range(steps):
             ahead = step + STAGES - 1
-            stage = ahead % STAGES
-            _copy_weight(words_ptr, scales_ptr, words, scales, ahead, stage, left, units, groups, BLOCK_K, GROUP, LANES)
-            _copy_x(x_ptr, starts, inside, xs, ahead, stage, K, gl.SliceLayout(0, COPY), ROWS)
+            _copy_weight(words_ptr, scales_ptr, words, scales, ahead, free, left, units, groups, BLOCK_K, GROUP, LANES)
+            _copy_x(x_ptr, starts, inside, xs, ahead, free, K, gl.SliceLayout(0, COPY))
             async_copy.wait_group(STAGES - 2)
-            # The next step's words are read before this one's are used, which hides the way to shared memory. x is
-            # not: Triton would carry it through the loop in registers of one number each.
-            next_words = words.index((step + 1) % STAGES).load(LANES)
+            # The next step's words are read before this one's are used, which hides the way to shared memory.
+            next_words = words.index(following).load(LANES)
             next_scales = _read_scales(
-                scales.index((step + 1) % STAGES), [TILES, WARPS, OUTER, INNER, BOTH, PARTS, 8], SCALE, OF_ROWS
+                scales.index(following), [TILES, WARPS, OUTER, INNER, BOTH, PARTS, 8], SCALE, OF_ROWS
             )
             a, b, c, d = _operand(gl.reshape(own_words, [TILES, WARPS, OWN, 8, 4, 4]), own_scales, KIND, SCALE, OUT, P)
-            # [tiles, warps, fragments, g, t, c, e, h, b] -> [fragments, c, b, h, t, e, tiles, warps, g]
             w = gl.reshape(gl.join(gl.join(a, b), gl.join(c, d)), [TILES, WARPS, OWN, 8, 4, UNIT // 32, 2, 2, 2])
-            w = gl.reshape(gl.permute(w, [2, 5, 8, 7, 4, 6, 0, 1, 3]), [BLOCK_K, COLUMNS])
-            w = gl.convert_layout(w, RIGHT, assert_trivial=True)
-            acc = mma_v2(xs.index(step % STAGES).load(LEFT), w, acc)
+            if TILES == 1:
+                # [1, warps, fragments, g, t, c, e, h, b] -> [fragments, c, b, h, t, e, 1, warps, g]
+                w = gl.reshape(gl.permute(w, [2, 5, 8, 7, 4, 6, 0, 1, 3]), [BLOCK_K, COLUMNS])
+                w = gl.convert_layout(w, gl.DotOperandLayout(1, SYNC, 2), assert_trivial=True)
+                acc = mma_v2(xs.index(stage).load(gl.DotOperandLayout(0, SYNC, 2)), w, acc)
+            else:
+                # [64 rows, half, warps, fragments, g, t, c, e, h, b]
+                # -> [64 rows, warps, half, g, fragments, c, b, h, t, e]
+                w = gl.reshape(w, [TILES // 2, 2, WARPS, OWN, 8, 4, UNIT // 32, 2, 2, 2])
+                w = gl.reshape(gl.permute(w, [0, 2, 1, 4, 3, 6, 9, 8, 5, 7]), [COLUMNS, BLOCK_K])
+                w = gl.convert_layout(w, gl.DotOperandLayout(0, WGMMA, 2), assert_trivial=True)
+                fence_async_shared()
+                acc = warpgroup_mma(w, xs.index(stage).permute([1, 0]), acc)
             own_words, own_scales = next_words, next_scales
+            free, stage, following = stage, following, (following + 1 if following + 1 < STAGES else 0)
         async_copy.wait_group(0)
 
-        column = column_block * COLUMNS + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, MMA))
-        row = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, MMA))
+        if TILES == 1:
+            acc = gl.permute(acc, [1, 0])
+        LAST: gl.constexpr = gl.BlockedLayout([8, 1], [8, 4], [1, WARPS], [0, 1])
+        acc = gl.convert_layout(acc, LAST)
+        column = column_block * COLUMNS + gl.arange(0, COLUMNS, layout=gl.SliceLayout(1, LAST))
+        row = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, LAST))
         if bias_ptr is not None:
             bias = gl.load(bias_ptr + column, mask=column < N, other=0.0).to(gl.float32)
-            acc = acc + gl.expand_dims(bias, 0)
-        mask = gl.expand_dims(row < rows, 1) & gl.expand_dims(column < N, 0)
+            acc = acc + gl.expand_dims(bias, 1)
+        mask = gl.expand_dims(row < rows, 0) & gl.expand_dims(column < N, 1)
         pair = _pairs(order_ptr, first, row, rows).to(gl.int64)
-        place = gl.expand_dims(pair * N, 1) + gl.expand_dims(column, 0)
+        place = gl.expand_dims(pair * N, 0) + gl.expand_dims(column, 1)
         gl.store(y_ptr + place, acc.to(OUT), mask=mask)

@@ -4,7 +4,8 @@ N output features, K input features, G groups of a row's inputs, each with a sca
 
 A fragment has 8 rows and 128 inputs of 4 bits, or 64 of 8 bits: 128 words, four for each lane of a warp. The product is
 a chain of m16n8k16, whose right operand needs from lane 4 g + t the numbers of row g in columns 2 t, 2 t + 1, 2 t + 8
-and 2 t + 9 of each 16. So column 32 c + 16 b + 8 h + 2 t + e of row g lies in lane 4 g + t,
+and 2 t + 9 of each 16, or of wgmma, whose left operand needs the same of two fragments. So column
+32 c + 16 b + 8 h + 2 t + e of row g lies in lane 4 g + t,
 
 - of 4 bits in word c, half e, at the bits of `_PLACES`;
 - of 8 bits in word 2 c + b, byte 2 h + e,

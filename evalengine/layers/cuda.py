@@ -81,7 +81,6 @@ class CudaOps(Ops):
     fused = True
     chunked = True
     vocabulary_block = softmax_parts.CHUNK
-    _expert_heights = expert_matmul.HEIGHTS
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm.rms_norm(x, weight, eps)
@@ -190,8 +189,7 @@ class CudaOps(Ops):
         return routing.route(logits, choice_bias, router, self.dtype)
 
     def group(self, ids: Tensor, experts: int) -> Groups:
-        height = expert_matmul.height(self.dtype, ids.numel(), experts, self._expert_heights)
-        return expert_groups.group(ids, experts, height)
+        return expert_groups.group(ids, experts, expert_matmul.height(self.dtype, ids.numel(), experts))
 
     def expert_linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None, groups: Groups) -> Tensor:
         return expert_matmul.expert_linear(x, weight, bias, groups)
@@ -238,8 +236,6 @@ class NativeOps(CudaOps):
         if self._scratch is None or len(self._scratch) < weight.shape.numel():
             self._scratch = None
             self._scratch = torch.empty(weight.shape.numel(), dtype=self.dtype, device=self.device)
-        if len(weight.shape) == 3:
-            self._expert_heights = expert_matmul.PACKED_HEIGHTS
         return packed.verified(weight, self._scratch, biased) if self.device.type == "cuda" else fragments_of(weight)
 
     def linear(self, x: Tensor, weight: PreparedWeight, bias: Tensor | None = None) -> Tensor:

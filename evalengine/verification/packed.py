@@ -22,6 +22,7 @@ from evalengine.verification import operands
 
 logger = logging.getLogger(__name__)
 DENSE_ROWS = (1, 16, 17, 33, 65)  # those of every schedule, in tiles that are full and that are not
+HEIGHTS = (16, 32, packed_matmul.TALLEST)  # of experts' tiles
 SOME = 64  # rows of a weight that torch unpacks
 _compared: dict[tuple[PackedForm, torch.Size, torch.dtype, bool], str] = {}  # what was found, "" for nothing
 _unreadable: set[PackedForm] = set()
@@ -75,7 +76,7 @@ def _multiplies_otherwise(weight: PackedFragments, scratch: Tensor, biased: bool
     random = operands.Random(scratch.dtype, scratch.device)
     bias = random(*weight.shape[:-1]) if biased else None
     dense = packed_matmul.unpack(weight, scratch[: weight.shape.numel()].view(weight.shape))
-    for rows in DENSE_ROWS if len(weight.shape) == 2 else packed_matmul.HEIGHTS:
+    for rows in DENSE_ROWS if len(weight.shape) == 2 else HEIGHTS:
         x = random(rows + rows // 2, weight.shape[-1]) if len(weight.shape) == 3 else random(rows, weight.shape[-1])
         if len(weight.shape) == 2:
             found = packed_matmul.fused(x, weight, bias, None)

@@ -178,7 +178,7 @@ def test_experts_measures_every_product_and_their_choice(monkeypatch: pytest.Mon
 
 def test_packed_measures_every_form_and_checks_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter cannot run the product's kernel; here the weight is unpacked first."""
-    sizes = packed_matmul.PackedShapes(((24, 128),), ((5, 2, 16, 64),), (3,), torch.float16)
+    sizes = packed_matmul.PackedShapes(((24, 128),), ((5, 2, 16, 64),), (3,), (3,), torch.float16)
     timer, _ = fake_timer(ours=2.0, copy_by_the_driver=1.9, copy_by_a_kernel=1.8)
 
     def real(x: Tensor, weight: Any, bias: None, groups: Any) -> Tensor:

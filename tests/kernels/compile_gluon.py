@@ -7,6 +7,7 @@ runs as an interpreter in the tests' process.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -24,7 +25,7 @@ RESIDENTS = (  # (compute capability, dtype, whether rows are aligned to 16 byte
     *((90, "fp32", True, 256), (90, "bf16", True, 38), (90, "fp32", False, 38), (90, "bf16", False, 13)),
     (80, "fp32", True, 38),
 )
-PACKED = (*((place, False) for place in range(8)), (0, True))  # of `packed_weights.FORMS`; whether of experts
+PACKED = [*itertools.product(range(8), (False, True))]  # of `packed_weights.FORMS`; whether of experts, by wgmma
 
 
 def compiled_elsewhere(*arguments: str, program: str = "compile_gluon") -> Any:
@@ -103,8 +104,8 @@ def packed(place: int, is_expert: bool) -> dict[str, Any]:
     from tests.kernels.packed_weights import FORMS
 
     form = FORMS[place]
-    s = packed_matmul.choose_for_experts(64, 5760) if is_expert else packed_matmul.choose(16, 4096)
-    values = (s.block_m, s.block_m, s.tiles, s.block_k, s.num_stages, 1, *packed_matmul.form_constants(form))
+    s = packed_matmul.choose_for_experts(64) if is_expert else packed_matmul.choose(16, 4096)
+    values = (s.block_m, s.tiles, s.block_k, s.num_stages, 1, *packed_matmul.form_constants(form))
     constants = dict(zip(packed_kernel.arg_names[-len(values) :], values, strict=True))
     pointers = dict.fromkeys(("words_ptr", "scales_ptr", "order_ptr", "tiles_ptr"), "*i32")
     pointers |= dict.fromkeys(("x_ptr", "bias_ptr", "y_ptr"), "*bf16")
@@ -115,9 +116,10 @@ def packed(place: int, is_expert: bool) -> dict[str, Any]:
     aligned = {*pointers, "stride_x", "N", "K"} - constants.keys()
     compiled = _compile(packed_kernel, signature, constants, aligned, 90, num_warps=s.num_warps)
     ptx = compiled.asm["ptx"]
-    counts = {name: ptx.count(name) for name in ("mma.sync.aligned.m16n8k16", "wgmma", "fma.rn.f32")}
-    expected = s.block_k // 16 * s.tiles * s.block_m // 16
-    return {"form": str(form), "expected": expected, "shared_bytes": compiled.metadata.shared, **counts}
+    counts = {name: ptx.count(name) for name in ("wgmma.mma_async", "mma.sync.aligned", "fma.rn.f32")}
+    expected = {"wgmma.mma_async": s.tiles // 2 * s.block_k // 16, "mma.sync.aligned": s.tiles % 2 * s.block_k // 16}
+    case = {"form": str(form), "counts": counts, "expected": {**expected, "fma.rn.f32": 0}}
+    return {**case, "shared_bytes": compiled.metadata.shared}
 
 
 def main() -> None:

@@ -26,7 +26,8 @@ IDS = [f"{form.kind}-{form.group}" for form in FORMS]
 SCHEDULES = [
     *{packed_matmul.choose(rows, n): None for rows in (1, 32, 64) for n in (4096, 8192, 16384)},
     PackedSchedule(16, 1, 128, 2, num_warps=1),
-    PackedSchedule(32, 4, 256, 3, num_warps=2),
+    PackedSchedule(32, 4, 256, 3),
+    PackedSchedule(64, 2, 128, 2, num_warps=8),
     PackedSchedule(64, 1, 256, 2, num_warps=8),
 ]
 
@@ -88,12 +89,11 @@ def test_a_weight_is_unpacked_to_its_numbers(form: PackedForm, dtype: torch.dtyp
 
 
 def test_the_products_kernel_compiles_for_every_form() -> None:
-    """To a chain of one instruction, as many as a step has, without a contraction, which would round once less."""
+    """To one instruction, as many as a step has, without a contraction, which would round once less."""
     cases = compiled_elsewhere("packed")
     assert len(cases) == len(PACKED) and {case["form"] for case in cases} == {*map(str, FORMS)}
     for case in cases:
-        assert case["mma.sync.aligned.m16n8k16"] == case["expected"]
-        assert case["wgmma"] == case["fma.rn.f32"] == 0 and case["shared_bytes"] <= SHARED_BYTES
+        assert case["counts"] == case["expected"] and case["shared_bytes"] <= SHARED_BYTES
 
 
 @pytest.mark.gpu
@@ -160,7 +160,7 @@ def test_experts_rows_have_the_dense_experts_bytes(form: PackedForm, dtype: torc
         poisoned = [part.clone() for part in rows.tensors]
         poisoned[0][-1] = 0x7F
         weight = fragments_of(PackedRows(poisoned[0], *rows[1:]))
-        for height in packed_matmul.HEIGHTS:
+        for height in (16, 32, packed_matmul.TALLEST):
             groups = group(ids, experts, height)
             for x in (numbers(tokens, k, dtype=dtype, seed=6), numbers(tokens, chosen, k, dtype=dtype, seed=7)):
                 expected = expert_matmul.expert_linear(x, dense, bias, groups, expert_matmul.plainest(height))

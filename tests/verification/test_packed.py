@@ -30,7 +30,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, value)
     if DEVICE.type == "cpu":  # the interpreter's time
         monkeypatch.setattr(packed, "DENSE_ROWS", (1, 17))
-        monkeypatch.setattr(packed_matmul, "HEIGHTS", (16,))
+        monkeypatch.setattr(packed, "HEIGHTS", (16,))
         monkeypatch.setattr(packed_matmul, "GLUON", True)
         monkeypatch.setattr(packed_matmul, "fused", unpacked_first)
 
