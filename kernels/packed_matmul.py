@@ -28,7 +28,7 @@ from evalengine.kernels.launching.launch import Replay, cache_launch, launch, op
 from evalengine.kernels.packed_rows import ROWS, WORDS, PackedForm, PackedFragments
 
 # Rows up to which packed bytes are read in the product. More would unpack a number once for each 64 of them: with 128
-# rows that takes 0.75 to 1.1 of the time of unpacking to memory first.
+# rows and mma.sync that took 0.75 to 1.1 of the time of unpacking to memory first.
 FEW = 128
 TALLEST = 64  # tile of an expert's rows, likewise
 UNPACK_COLUMNS = 512  # of a program that unpacks a tile of the weight's rows to memory

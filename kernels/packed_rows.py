@@ -194,7 +194,7 @@ def rows_of(weight: PackedFragments) -> PackedRows:
 
 
 def _in_halves(codes: Tensor, kind: Kind) -> Tensor:
-    """Bytes [.., 4 (2 b + h), t] of two codes (e) each -> int16 [.., t, e]"""
+    """Bytes [.., 4 (2 b + h), t] of two codes (e) each -> int16 [.., t, e]."""
     halves = [torch.zeros_like(codes[..., 0, :], dtype=torch.int16) for _ in range(2)]
     for code, places in zip(codes.short().unbind(-2), _PLACES[kind], strict=True):
         for bit, place in enumerate(places):
